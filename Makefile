@@ -1,0 +1,31 @@
+# `make demo` and `make test` do everything, from an empty clone.
+PYTHON ?= python3
+MODEL ?= qwen2.5-coder-0.5b
+BIN := .venv/bin
+RUN := PYTHONWARNINGS=ignore $(BIN)
+
+.PHONY: setup demo test test-full check clean
+
+setup: .venv/ready
+
+.venv/ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: setup
+	$(RUN)/omnidraft demo --target $(MODEL)
+
+test: setup
+	$(BIN)/pytest
+
+test-full: setup
+	$(BIN)/pytest --full
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

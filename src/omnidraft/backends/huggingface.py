@@ -1,0 +1,193 @@
+"""The transformers engine: any causal language model it can load, on CPU or CUDA, in any dtype."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.cache_utils import Cache, DynamicLayer
+
+from omnidraft.errors import OptionError, VocabularyError
+from omnidraft.vocab import Vocab
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+class _RewindableLayer(DynamicLayer):  # type: ignore[misc]
+    """Keys and values in a buffer that grows by doubling: appending copies only what is new, and forgetting
+    is a smaller length. Sliding-window layers keep everything too; the model's mask does the windowing."""
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        super().lazy_initialization(key_states, value_states)
+        self.length = 0
+        self._buffers = [key_states[..., :0, :], value_states[..., :0, :]]
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        end = self.length + key_states.shape[-2]
+        for i, new in enumerate((key_states, value_states)):
+            if end > self._buffers[i].shape[-2]:
+                grown = new.new_empty(*new.shape[:-2], max(256, 2 * end), new.shape[-1])
+                grown[..., : self.length, :] = self._buffers[i][..., : self.length, :]
+                self._buffers[i] = grown
+            self._buffers[i][..., self.length : end, :] = new
+        self._hold(end)
+        return self.keys, self.values
+
+    def _hold(self, length: int) -> None:
+        self.length = length
+        self.keys, self.values = (buffer[..., :length, :] for buffer in self._buffers)
+
+    def truncate(self, length: int) -> None:
+        if self.is_initialized:
+            self._hold(min(length, self.length))
+
+
+class HuggingFaceSession:
+    """One KV cache of a transformers model; see `omnidraft.session.Session`."""
+
+    def __init__(self, module: Any) -> None:
+        self.tokens: list[int] = []
+        self.seconds = 0.0
+        self._module = module
+        self._cache = Cache(layer_class_to_replicate=_RewindableLayer)
+        # transformers renamed the argument in 5.2x
+        parameters = inspect.signature(module.forward).parameters
+        self._cache_argument = {"cache" if "cache" in parameters else "past_key_values": self._cache}
+
+    def truncate(self, length: int) -> None:
+        """Forget all but the first `length` tokens."""
+        del self.tokens[length:]
+        for layer in self._cache.layers:
+            layer.truncate(length)
+
+    @torch.inference_mode()
+    def extend(self, tokens: Sequence[int], rows: int) -> Tensor:
+        """Append tokens in one pass; return the logits after the last `rows` of them. [rows, V] float32"""
+        start = perf_counter()
+        try:
+            logits: Tensor = self._module(
+                input_ids=torch.tensor([list(tokens)], device=self._module.device),
+                use_cache=True,
+                logits_to_keep=max(rows, 1),
+                **self._cache_argument,
+            ).logits[0]
+        except BaseException:
+            self.truncate(len(self.tokens))  # a Ctrl-C in the middle of a pass leaves some layers longer
+            raise
+        self.tokens += tokens
+        logits = logits[len(logits) - rows :].float()
+        if logits.is_cuda:
+            torch.cuda.synchronize(logits.device)  # else the clock stops before the pass does
+        self.seconds += perf_counter() - start
+        return logits
+
+
+class HuggingFaceModel:
+    """A transformers checkpoint; see `omnidraft.session.Model`.
+
+    Raises:
+        OptionError: an unknown dtype, or a model whose state cannot be rewound.
+        VocabularyError: no tokenizer, or one whose tokens do not spell bytes.
+    """
+
+    def __init__(self, folder: Path, *, name: str, dtype: str = "auto", device: str = "auto") -> None:
+        self.name = name
+        self.device = resolve_device(device)
+        self.dtype = resolve_dtype(dtype, self.device)
+        self.tokenizer = self._load_tokenizer(folder)
+        self.module = AutoModelForCausalLM.from_pretrained(folder, dtype=self.dtype).to(self.device).eval()
+        self.module.requires_grad_(False)
+        if getattr(self.module, "_is_stateful", False):
+            raise OptionError(
+                f"{name} keeps a recurrent state that cannot be rewound after a rejection; choose a model with "
+                "attention layers only"
+            )
+        config = self.module.config.get_text_config()
+        self.context_length: int = getattr(config, "max_position_embeddings", None) or 2**31
+
+    def _load_tokenizer(self, folder: Path) -> Any:
+        try:
+            return AutoTokenizer.from_pretrained(folder)
+        except (OSError, ValueError) as error:
+            raise VocabularyError(
+                f"{self.name} has no tokenizer that transformers can load ({str(error).splitlines()[0]}); "
+                "put the model's tokenizer.json beside its weights"
+            ) from error
+
+    @cached_property
+    def vocab(self) -> Vocab:
+        """The tokenizer's table of bytes, as wide as the model's logits."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise VocabularyError(
+                f"{self.name} has a slow tokenizer only; put its tokenizer.json beside the weights"
+            )
+        eos = self.module.generation_config.eos_token_id
+        listed = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+        own = self.tokenizer.eos_token_id
+        return Vocab(
+            backend,
+            width=self.module.get_output_embeddings().weight.shape[0],
+            bos=self.tokenizer.bos_token_id,
+            eos=[*([own] if own is not None else []), *listed],
+        )
+
+    def session(self) -> HuggingFaceSession:
+        """A new, empty KV cache."""
+        return HuggingFaceSession(self.module)
+
+    def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """The messages through the chat template; without a template, their text in order."""
+        if not self.tokenizer.chat_template:
+            return self.encode("\n".join(message["content"] for message in messages))
+        text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+
+    def encode(self, text: str) -> list[int]:
+        """Raw text as the model's tokenizer gives it, its own BOS included."""
+        return list(self.tokenizer(text).input_ids)
+
+
+def resolve_device(device: str) -> str:
+    """`auto` is CUDA where there is any.
+
+    Raises:
+        OptionError: a device that torch does not know or that is not here.
+    """
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise OptionError(f"device {device!r} cannot be used ({reason}); use 'cpu' or 'auto'") from error
+    return device
+
+
+def resolve_dtype(dtype: str, device: str) -> torch.dtype:
+    """`auto` is bfloat16 where the machine multiplies it in hardware, else float32."""
+    if dtype not in DTYPES:
+        raise OptionError(f"unknown dtype {dtype!r}; use one of {', '.join(DTYPES)}")
+    if dtype == "auto":
+        fast = torch.cuda.is_bf16_supported() if device.startswith("cuda") else _cpu_has_bfloat16()
+        dtype = "bfloat16" if fast else "float32"
+    resolved: torch.dtype = getattr(torch, dtype)
+    return resolved
+
+
+def _cpu_has_bfloat16() -> bool:
+    try:
+        return "avx512_bf16" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False

@@ -1,0 +1,423 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from omnidraft import __version__
+from omnidraft.errors import OmniDraftError, OptionError
+
+if TYPE_CHECKING:
+    from omnidraft.engine import OmniDraft, Stream
+    from omnidraft.stats import Stats
+
+# The engine, and torch with it, is imported inside the commands: help and usage errors come at once.
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Any local language model, answering faster and never differently, through one small drafter.",
+)
+models_app = typer.Typer(no_args_is_help=False, invoke_without_command=True, rich_markup_mode=None)
+app.add_typer(models_app, name="models")
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+_UsageError: Any = typer.BadParameter.__base__
+_COLOURS = {"drafted": "green", "correction": "yellow", "free": "cyan"}
+
+Target = Annotated[
+    str,
+    typer.Option("--target", "-t", help="A known name (see `models`), hub id, local folder or GGUF file."),
+]
+DrafterName = Annotated[str, typer.Option("--drafter", "-d", help="The drafter, named like a target.")]
+K = Annotated[int, typer.Option("-k", help="Draft tokens a step.")]
+Temperature = Annotated[float, typer.Option(help="0 takes the most likely token.")]
+TopP = Annotated[float, typer.Option(help="Keep the likeliest tokens up to this mass.")]
+TopK = Annotated[int, typer.Option(help="Keep this many of the likeliest tokens; 0 keeps all.")]
+MinP = Annotated[float, typer.Option(help="Keep tokens at least this likely, relative to the likeliest.")]
+RepetitionPenalty = Annotated[float, typer.Option(help="Divide the logits of tokens seen before; 1 is off.")]
+PresencePenalty = Annotated[float, typer.Option(help="Subtract from the logits of tokens in the answer.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of the draws; the same seed gives the same answer.")]
+MaxTokens = Annotated[int, typer.Option(help="Most tokens of an answer.")]
+MethodName = Annotated[str, typer.Option(help="plain, direct, text or auto.")]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
+Engine = Annotated[str, typer.Option(help="auto or transformers.")]
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)
+    ] = False,
+) -> None:
+    if version:
+        out.print(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def pull(name: Annotated[str, typer.Argument(help="A known name, hub id or GGUF file.")]) -> None:
+    """Fetch a model now; otherwise the first use does."""
+    from omnidraft import hub
+
+    out.print(str(hub.pull(name)))
+
+
+@models_app.callback()
+def models(context: typer.Context) -> None:
+    """List the models that are known or on disk."""
+    if context.invoked_subcommand:
+        return
+    from omnidraft import hub
+
+    table = Table("name", "on disk", "size", "licence", "from", box=None)
+    for info in hub.list_models():
+        size = f"{info.size / 1e6:,.0f} MB" if info.size else ""
+        table.add_row(info.name, "yes" if info.on_disk else "no", size, info.licence, info.upstream)
+    out.print(table)
+    out.print(f"cache folder: {hub.cache_root()}")
+
+
+@models_app.command()
+def rm(name: Annotated[str, typer.Argument(help="As `models` lists it.")]) -> None:
+    """Remove a model from the disk."""
+    from omnidraft import hub
+
+    out.print(f"removed {name}, {hub.remove(name) / 1e6:,.0f} MB")
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
+    target: Target,
+    drafter: DrafterName = "smollm2-135m",
+    method: MethodName = "auto",
+    k: K = 4,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    top_k: TopK = 0,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    presence_penalty: PresencePenalty = 0.0,
+    seed: Seed = 0,
+    max_tokens: MaxTokens = 512,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="End the answer before this text; may be repeated.")
+    ] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Do not put the prompt through the chat template.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of the text.")
+    ] = False,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+) -> None:
+    """Answer one prompt."""
+    prompt = sys.stdin.read() if prompt == "-" else prompt
+    if not prompt:
+        raise OptionError("the prompt is empty; give some text")
+    options: dict[str, Any] = dict(
+        method=method,
+        k=k,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        seed=seed,
+        max_tokens=max_tokens,
+        stop=stop or (),
+        raw=raw,
+    )
+    model = _load(target, drafter, dtype, device, options)
+    if as_json:
+        answer = model.generate(prompt, **options)
+        record = {
+            "text": answer.text,
+            "tokens": list(answer.tokens),
+            "finish_reason": answer.finish_reason,
+            "stats": answer.stats.as_dict(),
+        }
+        print(json.dumps(record, ensure_ascii=False))
+        return
+    stream = model.stream(prompt, **options)
+    for text in stream:
+        print(text, end="", flush=True)
+    print()
+    err.print(summary(stream.stats), style="dim")
+
+
+@app.command()
+def chat(
+    target: Target,
+    drafter: DrafterName = "smollm2-135m",
+    method: MethodName = "auto",
+    k: K = 4,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    seed: Seed = None,
+    max_tokens: MaxTokens = 1024,
+    system: Annotated[str, typer.Option(help="A system message.")] = "",
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+) -> None:
+    """Talk with a model. /stats shows the counts, /reset forgets the conversation, Ctrl-C stops an answer."""
+    options: dict[str, Any] = dict(
+        method=method, k=k, temperature=temperature, top_p=top_p, seed=seed, max_tokens=max_tokens
+    )
+    model = _load(target, drafter, dtype, device, options)
+    opening = [{"role": "system", "content": system}] if system else []
+    messages = list(opening)
+    err.print("/stats, /reset, /quit; Ctrl-C stops an answer", style="dim")
+    while (line := _ask()) is not None:
+        command = line.strip()
+        if command == "/quit":
+            break
+        if command == "/reset":
+            messages = list(opening)
+            err.print("forgotten", style="dim")
+        elif command == "/stats":
+            err.print(summary(model.stats), style="dim")
+        elif command.startswith("/"):
+            err.print(f"unknown command {command}; there are /stats, /reset and /quit", style="red")
+        elif command:
+            messages.append({"role": "user", "content": line})
+            try:
+                stream = model.stream(messages, **options)
+            except OmniDraftError as error:  # too long a conversation, say: the program goes on
+                messages.pop()
+                err.print(f"error: {error}", style="red", markup=False)
+                continue
+            messages.append({"role": "assistant", "content": _show(stream)})
+            err.print(summary(stream.stats), style="dim")
+
+
+def _ask() -> str | None:
+    """One line from the user, or None when there is no more."""
+    while True:
+        try:
+            return input("> ")
+        except KeyboardInterrupt:
+            print()
+        except EOFError:
+            return None
+
+
+def _show(stream: Stream) -> str:
+    """Print an answer as it comes, until its end or a Ctrl-C; return what was shown."""
+    shown = []
+    try:
+        for text in stream:
+            print(text, end="", flush=True)
+            shown.append(text)
+    except KeyboardInterrupt:
+        err.print(" [stopped]", style="dim", markup=False)
+    print()
+    return "".join(shown)
+
+
+@app.command()
+def bench(
+    target: Target,
+    task: Annotated[str, typer.Option(help="Tasks or files of prompts, separated by commas.")],
+    drafter: DrafterName = "smollm2-135m",
+    data: Annotated[Path, typer.Option(help="Folder of the task data.")] = Path("../shared/data"),
+    limit: Annotated[int, typer.Option(help="Prompts per task.")] = 10,
+    methods: Annotated[str, typer.Option(help="Methods, separated by commas; speedup is against plain.")] = (
+        "plain,direct,text"
+    ),
+    k: K = 4,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    seed: Seed = 0,
+    max_tokens: MaxTokens = 64,
+    repeat: Annotated[int, typer.Option(help="Repeats of everything; speeds are medians.")] = 1,
+    engine: Engine = "auto",
+    as_json: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+) -> None:
+    """Compare methods on the same prompts, interleaved in one run."""
+    from omnidraft import bench as benchmark
+    from omnidraft.provenance import provenance
+    from omnidraft.tasks import load_task
+
+    chosen = list(dict.fromkeys(methods.split(",")))
+    options: dict[str, Any] = dict(
+        k=k, temperature=temperature, top_p=top_p, seed=seed, max_tokens=max_tokens
+    )
+    prompts = {name: load_task(name, data, limit) for name in task.split(",")}
+    if repeat < 1:
+        raise OptionError(f"repeat is {repeat}; it must be 1 or more")
+    if as_json and not os.access(as_json.absolute().parent, os.W_OK):
+        raise OptionError(f"{as_json} cannot be written; create its folder or choose another")
+    for method in chosen:
+        _check(options | {"method": method})
+    model = _load(target, drafter, dtype, device, options, engine)
+    with _progress(len(chosen) * repeat * sum(map(len, prompts.values()))) as advance:
+        runs = benchmark.run(
+            model.target,
+            model.drafter,
+            prompts,
+            chosen,
+            repeat=repeat,
+            on_run=lambda run: advance(),
+            **options,
+        )
+    rows = benchmark.rows(runs, k=k, temperature=temperature, seed=seed)
+    out.print(results_table(rows))
+    if as_json:
+        record = {
+            "provenance": provenance()
+            | {"target": target, "drafter": drafter, "dtype": _dtype(model), **options},
+            "rows": rows,
+            "answers": benchmark.answers(runs),
+        }
+        as_json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+@app.command()
+def demo(
+    target: Target = "qwen2.5-coder-0.5b",
+    drafter: DrafterName = "smollm2-135m",
+    k: K = 4,
+    max_tokens: MaxTokens = 64,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+) -> None:
+    """Answer ten prompts, coloured by where each piece came from, and compare the methods."""
+    from omnidraft import bench as benchmark
+    from omnidraft.demo import PROMPTS
+
+    options: dict[str, Any] = dict(k=k, max_tokens=max_tokens)
+    model = _load(target, drafter, dtype, device, options)
+    legend = "  ".join(f"[{colour}]{name}[/]" for name, colour in _COLOURS.items())
+    out.print(f"[bold]{target}[/] with drafter [bold]{drafter}[/], {_dtype(model)}, k = {k}: {legend}")
+    for prompt in PROMPTS:
+        out.print(f"\n[bold]> {prompt.splitlines()[0]}[/]")
+        stream = model.stream(prompt, method="auto", **options)
+        for chunk in stream.chunks():
+            for text, source in chunk.pieces:
+                out.print(text, style=_COLOURS[source], end="", markup=False)
+        out.print()
+    out.print(f"\n[dim]{summary(model.stats)}[/]\n\nNow every method on the same prompts, interleaved:")
+    methods = ["plain", "direct", "text"]
+    with _progress(len(methods) * len(PROMPTS)) as advance:
+        runs = benchmark.run(
+            model.target,
+            model.drafter,
+            {"demo": PROMPTS},
+            methods,
+            on_run=lambda run: advance(),
+            **options,
+        )
+    out.print(results_table(benchmark.rows(runs, k=k, temperature=0.0, seed=None)))
+
+
+def results_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """The rows of a benchmark, for the terminal."""
+    table = Table("task", "method", box=None)
+    for name in ("acceptance", "tokens/step", "tokens/s", "speedup", "other ms/step", "same answers"):
+        table.add_column(name, justify="right")
+
+    def number(value: float | None, form: str = ".2f") -> str:
+        return "" if value is None else format(value, form)
+
+    for row in rows:
+        same = "" if row["identical"] is None else f"{row['identical']}/{row['prompts']}"
+        table.add_row(
+            row["task"],
+            row["method"],
+            number(row["acceptance_rate"], ".3f"),
+            number(row["tokens_per_step"]),
+            number(row["tokens_per_second"]),
+            number(row["speedup"]) + ("x" if row["speedup"] else ""),
+            number(row["other_ms_per_step"]),
+            same,
+        )
+    return table
+
+
+def summary(stats: Stats) -> str:
+    """One line about the Steps counted."""
+    if not stats.steps:
+        return "nothing yet"
+    accepted = "" if stats.acceptance_rate is None else f", {stats.acceptance_rate:.0%} of proposals accepted"
+    return (
+        f"{stats.tokens} tokens, {stats.tokens_per_second:.1f} tokens/s, "
+        f"{stats.tokens_per_step:.2f} tokens a step{accepted}"
+    )
+
+
+def _check(options: dict[str, Any]) -> None:
+    """Refuse bad options before a model is loaded."""
+    from omnidraft.engine import make_options
+
+    make_options(**options)
+
+
+def _load(
+    target: str, drafter: str, dtype: str, device: str, options: dict[str, Any], engine: str = "auto"
+) -> OmniDraft:
+    _check(options)
+    from omnidraft.engine import load
+
+    plain = options.get("method") == "plain"
+    with err.status(f"loading {target}"):
+        return load(target, None if plain else drafter, dtype=dtype, device=device, engine=engine)
+
+
+def _dtype(model: OmniDraft) -> str:
+    return str(getattr(model.target, "dtype", "")).removeprefix("torch.")
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Any]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    with Progress(
+        BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=err, transient=True
+    ) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda: progress.advance(task)
+
+
+def main() -> NoReturn:
+    """Run the command line; every expected failure is one line on stderr and exit code 2."""
+    # Progress bars of libraries would mix with ours.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    try:
+        code = app(standalone_mode=False)
+    except OmniDraftError as error:
+        _fail(str(error))
+    except _UsageError as error:
+        _fail(f"{error.format_message().rstrip('.')}; see `omnidraft --help`")
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output went away
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(2)

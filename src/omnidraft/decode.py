@@ -1,0 +1,105 @@
+"""The loop, and its Steps as text."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+from omnidraft.drafting import Drafter
+from omnidraft.sampling import Sampler
+from omnidraft.session import Session, feed
+from omnidraft.types import Draft, Proposal, Provenance, Step
+from omnidraft.verify import compare
+from omnidraft.vocab import Vocab
+
+
+def decode(
+    target: Session,
+    drafter: Drafter | None,
+    prompt: Sequence[int],
+    *,
+    sampler: Sampler,
+    k: int,
+    max_tokens: int,
+    ends: Collection[int],
+) -> Iterator[Step]:
+    """Speculative decoding (paper algorithm 1 with the exact rule); without a drafter, plain decoding.
+
+    Yields until a token in `ends` or `max_tokens` tokens. Abandoning the iterator is safe at any Step: the
+    next answer's `feed` puts the sessions right.
+    """
+    context = list(prompt)
+    while (room := len(prompt) + max_tokens - len(context)) > 0:
+        start = perf_counter()
+        drafted_before = drafter.session.seconds if drafter else 0.0
+        verified_before = target.seconds
+        draft, proposal = drafter.propose(context, min(k, room - 1)) if drafter else (Draft(()), Proposal(()))
+        proposal = Proposal(proposal.tokens[: room - 1])
+        rows = feed(target, [*context, *proposal.tokens], rows=len(proposal.tokens) + 1)
+        verdict = compare(rows, proposal, sampler, ends)
+        context += verdict.tokens
+        yield Step(
+            draft=draft,
+            proposal=proposal,
+            tokens=verdict.tokens,
+            accepted=verdict.accepted,
+            draft_seconds=drafter.session.seconds - drafted_before if drafter else 0.0,
+            verify_seconds=target.seconds - verified_before,
+            seconds=perf_counter() - start,
+        )
+        if verdict.tokens[-1] in ends:
+            return
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What one Step shows: each piece of text with where it came from. The last chunk of an answer may hold
+    only text that was held back, and no step."""
+
+    pieces: tuple[tuple[str, Provenance], ...]
+    step: Step | None
+
+    @property
+    def text(self) -> str:
+        return "".join(text for text, _ in self.pieces)
+
+
+def stream_text(steps: Iterator[Step], vocab: Vocab, stop: Sequence[str]) -> Iterator[Chunk]:
+    """The Steps' text as it becomes certain: no half character, nothing that may still turn out a stop string.
+
+    A stop string ends the answer before its first character; the step that completes it is cut after the
+    token that does, so statistics count what was shown. An incomplete last character is left out.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    held = ""
+    source: Provenance = "free"
+    for step in steps:
+        pieces: list[tuple[str, Provenance]] = []
+        for i, token in enumerate(step.tokens):
+            source = step.provenance(i)
+            held += decoder.decode(vocab.pieces[token])
+            if (end := _first_stop(held, stop)) is not None:
+                pieces.append((held[:end], source))
+                cut = replace(step, tokens=step.tokens[: i + 1], accepted=min(step.accepted, i + 1))
+                yield Chunk(tuple(piece for piece in pieces if piece[0]), cut)
+                return
+            certain = len(held) - _may_begin_stop(held, stop)
+            pieces.append((held[:certain], source))
+            held = held[certain:]
+        yield Chunk(tuple(piece for piece in pieces if piece[0]), step)
+    if held:
+        yield Chunk(((held, source),), None)
+
+
+def _first_stop(text: str, stop: Sequence[str]) -> int | None:
+    return min((at for string in stop if (at := text.find(string)) >= 0), default=None)
+
+
+def _may_begin_stop(text: str, stop: Sequence[str]) -> int:
+    """Length of the longest end of `text` that a stop string begins with."""
+    for length in range(min(len(text), max(map(len, stop), default=1) - 1), 0, -1):
+        if any(string.startswith(text[-length:]) for string in stop):
+            return length
+    return 0

@@ -1,0 +1,49 @@
+"""The drafter of one answer: follows the target's context and writes k tokens ahead of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from omnidraft.sampling import argmax
+from omnidraft.session import Session, feed
+from omnidraft.translate import DraftContext, Translator
+from omnidraft.types import Draft, Proposal
+
+
+class Drafter:
+    """Drafts the likeliest tokens that can become a proposal; the rule is exact whatever is proposed."""
+
+    def __init__(self, session: Session, translator: Translator, context_length: int) -> None:
+        """`context_length`: the drafter's own, in its tokens; a longer context slides, by halves."""
+        self.session = session
+        self.translator = translator
+        self._context = DraftContext(translator.alignment)
+        self._context_length = context_length
+        self._seen = 0  # target tokens already in the context
+        self._start = 0  # first draft token still in the window
+        self._mask = torch.full((translator.alignment.draft.width,), -torch.inf)
+        self._mask[translator.usable] = 0
+
+    def propose(self, context: Sequence[int], k: int) -> tuple[Draft, Proposal]:
+        """A draft of at most k tokens behind the target's `context`, and its proposal in target tokens."""
+        self._context.extend(context[self._seen :])
+        self._seen = len(context)
+        draft = Draft(tuple(self._write(k)))
+        return draft, self.translator.translate(context, draft)
+
+    def _write(self, k: int) -> list[int]:
+        written: list[int] = []
+        while (
+            self._context.tokens
+            and len(written) < k
+            and not (written and written[-1] in self.translator.ends)
+        ):
+            tokens = [*self._context.tokens, *written]
+            if len(tokens) - self._start > self._context_length - k:
+                self._start = len(tokens) - self._context_length // 2
+            row = feed(self.session, tokens[self._start :], rows=1)[0]
+            self._mask = self._mask.to(row.device)
+            written.append(argmax(row + self._mask))
+        return written

@@ -1,0 +1,258 @@
+"""What a user holds: a target and a drafter, loaded, and the answers they give."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from omnidraft.decode import Chunk, decode, stream_text
+from omnidraft.drafting import Drafter
+from omnidraft.errors import ContextLengthError, OptionError
+from omnidraft.sampling import Sampler, Sampling
+from omnidraft.session import Model, Session
+from omnidraft.stats import Stats
+from omnidraft.translate import Translator
+from omnidraft.types import Step
+from omnidraft.vocab import Alignment
+
+if TYPE_CHECKING:
+    from omnidraft.translate import Method
+
+Choice = Literal["auto", "plain", "direct", "text"]
+Message = Mapping[str, str]
+DEFAULT_DRAFTER = "smollm2-135m"
+ENGINES = ("auto", "transformers")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to answer. `method`: `plain` does not draft, `auto` drafts by what measures best (now `text`).
+
+    Raises:
+        OptionError: a value outside its range.
+    """
+
+    method: Choice = "auto"
+    k: int = 4
+    max_tokens: int = 512
+    stop: tuple[str, ...] = ()
+    raw: bool = False
+    sampling: Sampling = field(default_factory=Sampling)
+
+    def __post_init__(self) -> None:
+        if self.method not in get_args(Choice):
+            raise OptionError(f"unknown method {self.method!r}; use one of {', '.join(get_args(Choice))}")
+        if not 1 <= self.k <= 64:
+            raise OptionError(f"k is {self.k}; it must be in 1..64 (method='plain' does not draft)")
+        if self.max_tokens < 1:
+            raise OptionError(f"max_tokens is {self.max_tokens}; it must be 1 or more")
+        if not all(self.stop):
+            raise OptionError("a stop string is empty; leave it out")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer: its text, the target's tokens, why it ended ("stop" or "length"), and what it took."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: Literal["stop", "length"]
+    stats: Stats
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Stream(Iterator[str]):
+    """An answer's text as it comes. `chunks()` gives it with its Steps; `tokens`, `stats` and `finish_reason`
+    grow with it. It can be abandoned at any time."""
+
+    def __init__(self, chunks: Iterator[Chunk], ends: Sequence[int], limit: int, totals: Stats) -> None:
+        self._chunks = chunks
+        self._ends = ends
+        self._limit = limit
+        self._totals = totals
+        self.tokens: list[int] = []
+        self.stats = Stats()
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The rest of the answer, step by step."""
+        for chunk in self._chunks:
+            if chunk.step:
+                self.tokens += chunk.step.tokens
+                self.stats.add(chunk.step)
+                self._totals.add(chunk.step)
+            yield chunk
+
+    def __next__(self) -> str:
+        for chunk in self.chunks():
+            if chunk.text:
+                return chunk.text
+        raise StopIteration
+
+    @property
+    def finish_reason(self) -> Literal["stop", "length"]:
+        """Why a finished answer ended."""
+        ended = self.tokens and self.tokens[-1] in self._ends
+        return "length" if len(self.tokens) >= self._limit and not ended else "stop"
+
+
+class OmniDraft:
+    """A target that answers faster through a drafter, losslessly. Made by `omnidraft.load`.
+
+    KV caches are kept between requests, so a chat's next turn feeds only what is new. `stats` counts all
+    requests so far. One request at a time; load the models once and make another OmniDraft to serve more.
+    """
+
+    def __init__(self, target: Model, drafter: Model | None) -> None:
+        self.target = target
+        self.drafter = drafter
+        self.stats = Stats()
+        self.alignment = Alignment(drafter.vocab, target.vocab) if drafter else None
+        self._target_session: Session = target.session()
+        self._draft_session: Session | None = drafter.session() if drafter else None
+        self._translators: dict[str, Translator] = {}
+
+    def prompt_tokens(self, prompt: str | Sequence[Message], *, raw: bool = False) -> list[int]:
+        """The target's token ids of a prompt: text as one user message (or as it is, `raw`), or chat messages.
+
+        Raises:
+            OptionError: an empty prompt, or text that is not valid Unicode.
+        """
+        messages = (
+            [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
+        )
+        for message in messages:
+            if not {"role", "content"} <= message.keys():
+                raise OptionError(
+                    "a chat message lacks its role or content; give {'role': ..., 'content': ...}"
+                )
+            try:
+                message["content"].encode()
+            except UnicodeEncodeError as error:
+                raise OptionError("the prompt holds lone surrogates; decode it as UTF-8 first") from error
+        if not any(message["content"] for message in messages):
+            raise OptionError("the prompt is empty; give some text")
+        if raw:
+            if not isinstance(prompt, str):
+                raise OptionError("raw takes text, not chat messages; pass a string, or leave raw out")
+            return self.target.encode(prompt)
+        return self.target.chat(messages)
+
+    def stream(self, prompt: str | Sequence[Message], **options: Any) -> Stream:
+        """The answer's text as it is decoded; `"".join` of it equals `generate`'s text.
+
+        Options are the fields of `Options` and of `Sampling`, by name.
+
+        Raises:
+            OptionError: an unknown option, or a value outside its range.
+            ContextLengthError: the prompt leaves no room for an answer.
+        """
+        chosen = make_options(**options)
+        tokens = self.prompt_tokens(prompt, raw=chosen.raw)
+        room = self.target.context_length - len(tokens)
+        if room < 1:
+            raise ContextLengthError(
+                f"the prompt has {len(tokens)} tokens and {self.target.name} holds {self.target.context_length}; "
+                "shorten the prompt"
+            )
+        limit = min(chosen.max_tokens, room)
+        steps = self._steps(tokens, chosen, limit)
+        return Stream(
+            stream_text(steps, self.target.vocab, chosen.stop), self.target.vocab.eos, limit, self.stats
+        )
+
+    def generate(self, prompt: str | Sequence[Message], **options: Any) -> Answer:
+        """The whole answer; options and errors as in `stream`."""
+        stream = self.stream(prompt, **options)
+        text = "".join(stream)
+        return Answer(text, tuple(stream.tokens), stream.finish_reason, stream.stats)
+
+    def _steps(self, tokens: list[int], options: Options, limit: int) -> Iterator[Step]:
+        vocab = self.target.vocab
+        return decode(
+            self._target_session,
+            self._new_drafter(options),
+            tokens,
+            sampler=Sampler(options.sampling, tokens, vocab.size),
+            k=options.k,
+            max_tokens=limit,
+            ends=vocab.eos,
+        )
+
+    def _new_drafter(self, options: Options) -> Drafter | None:
+        if options.method == "plain":
+            return None
+        if self.drafter is None or self._draft_session is None or self.alignment is None:
+            if options.method == "auto":
+                return None
+            raise OptionError(f"method {options.method!r} needs a drafter; load one with drafter=...")
+        method: Method = "text" if options.method == "auto" else options.method
+        if method not in self._translators:
+            self._translators[method] = Translator(self.alignment, method)
+        return Drafter(self._draft_session, self._translators[method], self.drafter.context_length)
+
+
+def make_options(**options: Any) -> Options:
+    """Options from flat keyword arguments; `stop` may be one string.
+
+    Raises:
+        OptionError: an unknown option, or a value outside its range.
+    """
+    own = {field.name for field in dataclasses.fields(Options)} - {"sampling"}
+    sampling = {field.name for field in dataclasses.fields(Sampling)}
+    if unknown := options.keys() - own - sampling:
+        raise OptionError(
+            f"unknown option {', '.join(sorted(unknown))}; known are {', '.join(sorted(own | sampling))}"
+        )
+    stop = options.get("stop") or ()
+    options["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+    return Options(
+        **{name: value for name, value in options.items() if name in own},
+        sampling=Sampling(**{name: value for name, value in options.items() if name in sampling}),
+    )
+
+
+def load(
+    target: str | Model,
+    drafter: str | Model | None = DEFAULT_DRAFTER,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    engine: str = "auto",
+) -> OmniDraft:
+    """Load a target and a drafter, fetching them on first use.
+
+    A model is a known name (`omnidraft models`), a hub id, a local folder, a GGUF file, or one loaded before:
+    a drafter loaded once serves any number of targets. `drafter=None` decodes plainly. `dtype` and `device`
+    are torch's names; `auto` is bfloat16 where the machine multiplies it in hardware, and CUDA where there is.
+
+    Raises:
+        OmniDraftError: the subclass says what is wrong with the name, the files or the options.
+    """
+    where = {"dtype": dtype, "device": device, "engine": engine}
+    loaded_drafter = load_model(drafter, **where) if drafter is not None else None
+    return OmniDraft(load_model(target, **where), loaded_drafter)
+
+
+def load_model(
+    model: str | Model, *, dtype: str = "auto", device: str = "auto", engine: str = "auto"
+) -> Model:
+    """Load one model by name; one that is loaded already is returned as it is. Errors as in `load`."""
+    if not isinstance(model, str):
+        return model
+    if engine not in ENGINES:
+        raise OptionError(f"unknown engine {engine!r}; use one of {', '.join(ENGINES)}")
+    try:
+        from omnidraft.backends.huggingface import HuggingFaceModel, resolve_device, resolve_dtype
+    except ModuleNotFoundError as error:
+        from omnidraft.errors import MissingExtraError
+
+        raise MissingExtraError(error.name or "transformers", "hf") from error
+    from omnidraft import hub
+
+    resolve_device(device)
+    resolve_dtype(dtype, "cpu")
+    return HuggingFaceModel(hub.resolve(model), name=model, dtype=dtype, device=device)

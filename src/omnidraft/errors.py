@@ -1,0 +1,44 @@
+"""Errors a user can meet. Each message says what is wrong and, after a semicolon, how to mend it."""
+
+
+class OmniDraftError(Exception):
+    """Base of every error raised on purpose; the command line prints it on one line and exits with 2."""
+
+
+class ModelNotFoundError(OmniDraftError):
+    """A model name that means nothing to us."""
+
+
+class DownloadError(OmniDraftError):
+    """A model could not be fetched."""
+
+
+class DamagedFileError(OmniDraftError):
+    """A file on disk, or just fetched, is not what it should be."""
+
+
+class CacheError(OmniDraftError):
+    """The cache folder cannot be written, or the disk is full."""
+
+
+class MissingExtraError(OmniDraftError):
+    """An optional library is not installed."""
+
+    def __init__(self, library: str, extra: str) -> None:
+        super().__init__(f"{library} is not installed; pip install 'omnidraft[{extra}]'")
+
+
+class VocabularyError(OmniDraftError):
+    """A tokenizer whose tokens cannot be turned into bytes."""
+
+
+class OptionError(OmniDraftError):
+    """An option, or a combination of options, that makes no sense."""
+
+
+class ContextLengthError(OmniDraftError):
+    """The prompt does not fit the target's context."""
+
+
+class InvalidLogitsError(OmniDraftError):
+    """The target gave NaN or infinite logits."""

@@ -1,0 +1,60 @@
+"""The records that travel through the loop, and the key of symbols.
+
+k        draft tokens asked for in a step
+m        proposed target tokens after translation
+n        accepted target tokens, 0 <= n <= m
+V_draft  width of the drafter's logits;  V_target  width of the target's
+Token ids are `list[int]` or `tuple[int, ...]`; the bytes a token stands for are its `piece`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Provenance = Literal["drafted", "correction", "free"]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What the drafter wrote in one step, in its own vocabulary."""
+
+    tokens: tuple[int, ...]  # [k]
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """The draft in the target's vocabulary; its pieces spell the draft's bytes or a prefix of them."""
+
+    tokens: tuple[int, ...]  # [m]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The target's word on a proposal: `tokens[:accepted]` were proposed, the rest is the target's own draw."""
+
+    tokens: tuple[int, ...]  # [accepted] or [accepted + 1]
+    accepted: int  # n
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One turn of the loop; the only thing that leaves it.
+
+    `tokens` is what entered the answer: the verdict's tokens, cut after a token that ends the answer.
+    Seconds are wall time: `draft_seconds` and `verify_seconds` inside the models' passes, `seconds` in all.
+    """
+
+    draft: Draft
+    proposal: Proposal
+    tokens: tuple[int, ...]
+    accepted: int  # of `tokens`, how many were proposed
+    draft_seconds: float
+    verify_seconds: float
+    seconds: float
+
+    def provenance(self, i: int) -> Provenance:
+        """Where `tokens[i]` came from: the drafter, or the target after a rejection or full acceptance."""
+        if i < self.accepted:
+            return "drafted"
+        return "correction" if self.accepted < len(self.proposal.tokens) else "free"

@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import pytest
+import torch
+from scipy import stats
+from toy import CORPUS, ToyModel, toy_vocab
+
+from omnidraft import OmniDraft
+from omnidraft.decode import stream_text
+from omnidraft.errors import ContextLengthError, OptionError
+from omnidraft.sampling import Sampling, law
+from omnidraft.types import Draft, Proposal, Step
+from omnidraft.verify import compare
+
+TARGET = ToyModel(toy_vocab(60, order=2, padding=5), name="target", seed=1)
+DRAFTER = ToyModel(toy_vocab(25, order=1), name="drafter", seed=2)
+PROMPTS = ["the flake", "then the lake was", "x", "日本 🙂 the"]
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.9, "seed": 5}])
+@pytest.mark.parametrize("method", ["direct", "text"])
+def test_answers_equal_plain_decoding_token_for_token(method: str, options: dict[str, float]) -> None:
+    options = {"seed": 3, "max_tokens": 60, "repetition_penalty": 1.1} | options
+    for prompt in PROMPTS:
+        plain = OmniDraft(TARGET, None).generate(prompt, method="plain", **options)
+        model = OmniDraft(TARGET, DRAFTER)
+        for k in (1, 2, 4, 8, 40):
+            answer = model.generate(prompt, method=method, k=k, **options)
+            assert answer.tokens == plain.tokens
+            assert answer.text == plain.text
+            assert answer.finish_reason == plain.finish_reason
+    assert model.stats.steps < model.stats.tokens, "nothing was ever accepted"
+
+
+@pytest.mark.parametrize("method", ["direct", "text"])
+def test_two_tokens_follow_the_target_s_joint_law(method: str) -> None:
+    prompt = "the fl"
+    context = TARGET.encode(prompt)
+    sampling = Sampling(temperature=1.3)
+    size = TARGET.vocab.size
+    expected: dict[tuple[int, ...], float] = {}
+    first = law(TARGET.row(context)[:size], sampling)
+    first /= first.sum()
+    for a in range(size):
+        if a in TARGET.vocab.eos:
+            expected[(a,)] = float(first[a])
+            continue
+        second = law(TARGET.row([*context, a])[:size], sampling)
+        for b, p in enumerate((first[a] * second / second.sum()).tolist()):
+            expected[a, b] = p
+    model, draws = OmniDraft(TARGET, DRAFTER), 6000
+    counts = Counter(
+        model.generate(prompt, method=method, k=3, max_tokens=2, temperature=1.3, seed=seed).tokens
+        for seed in range(draws)
+    )
+    common = [outcome for outcome, p in expected.items() if p * draws >= 10]
+    observed = [counts[outcome] for outcome in common]
+    wanted = [expected[outcome] * draws for outcome in common]
+    observed.append(draws - sum(observed))
+    wanted.append(draws - sum(wanted))
+    assert len(common) > 5
+    assert stats.chisquare(observed, wanted).pvalue > 1e-3
+
+
+def test_a_rule_that_trusts_the_draft_fails_the_same_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    from omnidraft import decode
+
+    def credulous(rows, proposal, sampler, ends):  # type: ignore[no-untyped-def]
+        verdict = compare(rows, proposal, sampler, ends)
+        if not proposal.tokens:
+            return verdict
+        return type(verdict)((*proposal.tokens[:1], *verdict.tokens[1:]), verdict.accepted)
+
+    plain = [OmniDraft(TARGET, None).generate(p, max_tokens=40) for p in PROMPTS]
+    monkeypatch.setattr(decode, "compare", credulous)
+    drafted = [OmniDraft(TARGET, DRAFTER).generate(p, max_tokens=40) for p in PROMPTS]
+    assert [a.tokens for a in plain] != [a.tokens for a in drafted]
+
+
+def test_streaming_emits_exactly_what_generate_returns() -> None:
+    model = OmniDraft(TARGET, DRAFTER)
+    for prompt, temperature in itertools.product(PROMPTS, (0.0, 2.0)):
+        options = dict(temperature=temperature, seed=1, max_tokens=50, stop=["lake"])
+        pieces = list(model.stream(prompt, **options))
+        answer = model.generate(prompt, **options)
+        assert "".join(pieces) == answer.text
+        assert all(pieces)
+
+
+def steps_of(vocab, *groups: bytes) -> list[Step]:  # type: ignore[no-untyped-def]
+    """Steps whose tokens are single bytes."""
+    return [
+        Step(Draft(()), Proposal(()), tuple(vocab.id_of[bytes([b])] for b in group), 0, 0.0, 0.0, 0.0)
+        for group in groups
+    ]
+
+
+def test_no_half_character_is_emitted() -> None:
+    data = "né 🙂!".encode()
+    chunks = list(stream_text(iter(steps_of(TARGET.vocab, *(bytes([b]) for b in data))), TARGET.vocab, ()))
+    assert [chunk.text for chunk in chunks] == ["n", "", "é", " ", "", "", "", "🙂", "!"]
+    cut = stream_text(iter(steps_of(TARGET.vocab, data[:-2])), TARGET.vocab, ())
+    assert "".join(chunk.text for chunk in cut) == "né "  # the incomplete end is left out, not replaced
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 50])
+def test_stop_strings_straddle_tokens_and_steps(size: int) -> None:
+    data = b"one STO two STOP three"
+    groups = [data[i : i + size] for i in range(0, len(data), size)]
+    chunks = list(stream_text(iter(steps_of(TARGET.vocab, *groups)), TARGET.vocab, ("STOP", "zzz")))
+    assert "".join(chunk.text for chunk in chunks) == "one STO two "
+    shown = sum(len(chunk.step.tokens) for chunk in chunks if chunk.step)
+    assert shown == len(b"one STO two STOP")  # statistics do not count what was not shown
+    held = list(stream_text(iter(steps_of(TARGET.vocab, b"ends with ST")), TARGET.vocab, ("STOP",)))
+    assert "".join(chunk.text for chunk in held) == "ends with ST"
+
+
+def test_max_tokens_eos_and_context_bound_the_answer() -> None:
+    model = OmniDraft(TARGET, DRAFTER)
+    for limit in (1, 2, 3, 7):
+        answer = model.generate("the flake", max_tokens=limit, k=8)
+        assert len(answer.tokens) == answer.stats.tokens == limit
+        assert answer.finish_reason == "length"
+    ended = model.generate("x", temperature=3.0, seed=0, max_tokens=3000, k=3)
+    assert ended.finish_reason == "stop"
+    assert ended.tokens[-1] in TARGET.vocab.eos
+    assert not set(ended.tokens[:-1]) & set(TARGET.vocab.eos)
+    short = ToyModel(TARGET.vocab, seed=1)
+    short.context_length = len(short.encode(CORPUS)) + 5
+    assert len(OmniDraft(short, DRAFTER).generate(CORPUS).tokens) <= 5
+    short.context_length -= 5
+    with pytest.raises(ContextLengthError, match="shorten"):
+        OmniDraft(short, DRAFTER).generate(CORPUS)
+
+
+def test_a_drafter_with_a_short_context_slides_and_changes_nothing() -> None:
+    small = ToyModel(DRAFTER.vocab, seed=2)
+    small.context_length = 24
+    plain = OmniDraft(TARGET, None).generate("the flake", max_tokens=120, repetition_penalty=1.2)
+    answer = OmniDraft(TARGET, small).generate("the flake", max_tokens=120, repetition_penalty=1.2)
+    assert answer.tokens == plain.tokens
+    assert answer.stats.steps < len(answer.tokens)
+
+
+def test_an_abandoned_stream_leaves_the_next_answer_right() -> None:
+    model = OmniDraft(TARGET, DRAFTER)
+    expected = OmniDraft(TARGET, None).generate("then the lake", max_tokens=30).tokens
+    stream = model.stream("the flake", max_tokens=100)
+    next(stream)
+    other = model.stream("the flake fell", max_tokens=100)
+    next(other)
+    del stream
+    assert model.generate("then the lake", max_tokens=30).tokens == expected
+    next(other)
+    assert model.generate("then the lake", max_tokens=30).tokens == expected
+
+
+def test_one_drafter_serves_several_targets_and_is_not_altered() -> None:
+    other = ToyModel(toy_vocab(40, order=9), seed=7)
+    pairs = [OmniDraft(TARGET, DRAFTER), OmniDraft(other, DRAFTER)]
+    plains = [OmniDraft(TARGET, None), OmniDraft(other, None)]
+    streams = [pair.stream("the flake", max_tokens=40) for pair in pairs]
+    texts = ["", ""]
+    for parts in itertools.zip_longest(*streams, fillvalue=""):
+        texts = [text + part for text, part in zip(texts, parts, strict=True)]
+    assert texts == [plain.generate("the flake", max_tokens=40).text for plain in plains]
+
+
+def test_a_chat_feeds_only_what_is_new() -> None:
+    model = OmniDraft(TARGET, DRAFTER)
+    messages = [{"role": "user", "content": CORPUS}]
+    answer = model.generate(messages, max_tokens=20)
+    session = model._target_session
+    session.passes.clear()  # type: ignore[attr-defined]
+    messages += [{"role": "assistant", "content": answer.text}, {"role": "user", "content": "and then"}]
+    model.generate(messages, max_tokens=5)
+    assert session.passes[0] < 40  # type: ignore[attr-defined]
+
+
+def test_statistics_add_up() -> None:
+    answer = OmniDraft(TARGET, DRAFTER).generate("the flake", max_tokens=40, k=4)
+    stream = OmniDraft(TARGET, DRAFTER).stream("the flake", max_tokens=40, k=4)
+    steps = [chunk.step for chunk in stream.chunks() if chunk.step]
+    rates = [step.accepted / len(step.proposal.tokens) for step in steps if step.proposal.tokens]
+    stats_ = answer.stats
+    assert stats_.tokens == sum(len(step.tokens) for step in steps) == len(answer.tokens)
+    assert stats_.acceptance_rate == pytest.approx(sum(rates) / len(rates))
+    assert stats_.tokens_per_step == stats_.tokens / stats_.steps
+    assert stats_.seconds >= stats_.draft_seconds + stats_.verify_seconds
+    assert {step.provenance(i) for step in steps for i in range(len(step.tokens))} >= {
+        "drafted",
+        "correction",
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "tetx"}, "unknown method"),
+        ({"k": 0}, "k is 0"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"temprature": 1}, "unknown option temprature"),
+        ({"stop": [""]}, "stop string"),
+        ({"top_p": 2}, "top_p"),
+    ],
+)
+def test_bad_options_are_named(options: dict[str, object], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        OmniDraft(TARGET, DRAFTER).generate("x", **options)
+
+
+def test_bad_prompts_are_named() -> None:
+    model = OmniDraft(TARGET, DRAFTER)
+    for prompt, message in [
+        ("", "empty"),
+        ([], "empty"),
+        ("\ud800", "surrogates"),
+        ([{"role": "user"}], "lacks"),
+    ]:
+        with pytest.raises(OptionError, match=message):
+            model.generate(prompt)
+    with pytest.raises(OptionError, match="needs a drafter"):
+        OmniDraft(TARGET, None).generate("x", method="text")
+
+
+def test_invalid_logits_end_with_an_error_that_names_the_cure() -> None:
+    class Broken(ToyModel):
+        def row(self, context):  # type: ignore[no-untyped-def]
+            return super().row(context) * torch.nan
+
+    from omnidraft.errors import InvalidLogitsError
+
+    with pytest.raises(InvalidLogitsError, match="float32"):
+        OmniDraft(Broken(TARGET.vocab), DRAFTER).generate("x")
