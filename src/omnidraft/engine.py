@@ -255,4 +255,4 @@ def load_model(
 
     resolve_device(device)
     resolve_dtype(dtype, "cpu")
-    return HuggingFaceModel(hub.resolve(model), name=model, dtype=dtype, device=device)
+    return HuggingFaceModel(hub.pull(model), name=model, dtype=dtype, device=device)

@@ -139,7 +139,8 @@ class HuggingFaceModel:
         return Vocab(
             backend,
             width=self.module.get_output_embeddings().weight.shape[0],
-            bos=self.tokenizer.bos_token_id,
+            # Not `bos_token_id`: many families name a BOS and yet begin without one.
+            bos=next(iter(self.tokenizer("").input_ids), None),
             eos=[*([own] if own is not None else []), *listed],
         )
 
