@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 DATA = Path(__file__).parents[2] / "shared" / "data"

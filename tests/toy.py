@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -28,7 +29,7 @@ def toy_tokenizer(merges: int, *, order: int = 0) -> Tokenizer:
     while len(learnt) < merges:
         counts: dict[tuple[str, str], int] = {}
         for word in words:
-            for pair in zip(word, word[1:], strict=False):
+            for pair in pairwise(word):
                 counts[pair] = counts.get(pair, 0) + 1
         best = max(sorted(counts), key=lambda pair: counts[pair])
         learnt.append(best)

@@ -119,7 +119,8 @@ def pull(name: str) -> Path:
         OmniDraftError: as for `resolve`.
     """
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         return resolve(name, progress)
 
 

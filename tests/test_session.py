@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import random
+import weakref
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+from toy import ToyModel, toy_vocab
+
+from omnidraft.backends.huggingface import HuggingFaceSession
+from omnidraft.session import _common_prefix, feed
+
+SHAPE = dict(
+    vocab_size=101,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    max_position_embeddings=4096,
+)
+CONFIGS = {
+    "llama": transformers.LlamaConfig(**SHAPE),
+    "qwen2": transformers.Qwen2Config(**SHAPE),
+    "gemma3": transformers.Gemma3TextConfig(
+        **SHAPE, sliding_window=6, layer_types=["sliding_attention", "full_attention", "sliding_attention"]
+    ),
+}
+
+
+def tiny(name: str) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return transformers.AutoModelForCausalLM.from_config(CONFIGS[name], dtype=torch.float32).eval()
+
+
+def random_walk(module, operations: int, vocab: int, longest: int) -> None:  # type: ignore[no-untyped-def]
+    """Random extends and truncates by `feed`; now and then its rows against a fresh prefill's."""
+    generator = random.Random(0)
+    session = HuggingFaceSession(module)
+    tokens: list[int] = []
+    for i in range(operations):
+        del tokens[generator.randrange(len(tokens) + 1) if generator.random() < 0.5 else len(tokens) :]
+        tokens = tokens[-longest:] if len(tokens) > longest else tokens
+        tokens += [generator.randrange(vocab) for _ in range(generator.randrange(1, 6))]
+        rows = generator.randrange(1, len(tokens) + 1)
+        logits = feed(session, tokens, rows)
+        assert session.tokens == tokens
+        if i % 10 == 9:
+            fresh = feed(HuggingFaceSession(module), tokens, rows)
+            torch.testing.assert_close(logits, fresh, atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_feed_equals_a_fresh_prefill(name: str) -> None:
+    random_walk(tiny(name), operations=1000, vocab=101, longest=40)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["drafter", "qwen", "gemma"])
+def test_feed_equals_a_fresh_prefill_on_real_models(name: str, request: pytest.FixtureRequest) -> None:
+    random_walk(request.getfixturevalue(name).module, operations=1000, vocab=40_000, longest=40)
+
+
+def test_rows_are_those_of_a_whole_pass_without_a_cache() -> None:
+    for name in CONFIGS:
+        module = tiny(name)
+        tokens = list(range(30))
+        whole = module(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
+        session = HuggingFaceSession(module)
+        for end in (3, 9, 20, 30):
+            rows = feed(session, tokens[:end], 2)
+            torch.testing.assert_close(rows, whole[end - 2 : end], atol=1e-5, rtol=1e-4)
+
+
+def test_a_long_prompt_is_fed_in_chunks() -> None:
+    model = ToyModel(toy_vocab(10))
+    session = model.session()
+    tokens = [i % 250 for i in range(1300)]
+    rows = feed(session, tokens, 9)
+    assert session.passes == [512, 512, 276]
+    assert torch.equal(rows, feed(model.session(), tokens, 9))
+    session = model.session()
+    feed(session, tokens[:515], 9)
+    assert session.passes == [506, 9]  # a chunk never eats into the rows that are wanted
+
+
+def test_feed_refuses_rows_that_are_not_there() -> None:
+    session = ToyModel(toy_vocab(10)).session()
+    for rows in (0, 4):
+        with pytest.raises(ValueError, match="rows"):
+            feed(session, [1, 2, 3], rows)
+
+
+def test_common_prefix() -> None:
+    generator = random.Random(1)
+    for _ in range(300):
+        a = [generator.randrange(2) for _ in range(generator.randrange(9))]
+        b = [generator.randrange(2) for _ in range(generator.randrange(9))]
+        expected = next(
+            (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+        )
+        assert _common_prefix(a, b) == expected
+
+
+def test_a_pass_that_is_interrupted_leaves_the_cache_as_it_was() -> None:
+    module = tiny("llama")
+    session = HuggingFaceSession(module)
+    feed(session, [1, 2, 3], 1)
+    expected = feed(HuggingFaceSession(module), [1, 2, 3, 4, 5], 1)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    hook = module.model.layers[1].register_forward_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        feed(session, [1, 2, 3, 9, 9], 1)
+    hook.remove()
+    torch.testing.assert_close(feed(session, [1, 2, 3, 4, 5], 1), expected)
+
+
+def test_a_dropped_session_frees_its_cache() -> None:
+    session = HuggingFaceSession(tiny("llama"))
+    feed(session, [1, 2, 3], 1)
+    keys = weakref.ref(session._cache.layers[0]._buffers[0])
+    del session
+    assert keys() is None
+
+
+def test_models_that_cannot_be_rewound_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    from omnidraft.backends import huggingface
+    from omnidraft.errors import OptionError
+
+    config = transformers.MambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1)
+    transformers.MambaForCausalLM(config).save_pretrained(tmp_path)
+    monkeypatch.setattr(huggingface.AutoTokenizer, "from_pretrained", lambda folder: SimpleNamespace())
+    with pytest.raises(OptionError, match="recurrent"):
+        huggingface.HuggingFaceModel(tmp_path, name="mamba", dtype="float32")
