@@ -42,13 +42,13 @@ def test_two_tokens_follow_the_target_s_joint_law(method: str) -> None:
     sampling = Sampling(temperature=1.3)
     size = TARGET.vocab.size
     expected: dict[tuple[int, ...], float] = {}
-    first = law(TARGET.row(context)[:size], sampling)
+    first = torch.from_numpy(law(TARGET.row(context)[:size].numpy(), sampling))
     first /= first.sum()
     for a in range(size):
         if a in TARGET.vocab.eos:
             expected[(a,)] = float(first[a])
             continue
-        second = law(TARGET.row([*context, a])[:size], sampling)
+        second = torch.from_numpy(law(TARGET.row([*context, a])[:size].numpy(), sampling))
         for b, p in enumerate((first[a] * second / second.sum()).tolist()):
             expected[a, b] = p
     model, draws = OmniDraft(TARGET, DRAFTER), 6000

@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 
 from omnidraft.errors import InvalidLogitsError, OptionError
-from omnidraft.sampling import Sampler, Sampling, argmax, law, uniform
+from omnidraft.sampling import Sampler, Sampling, law, uniform
 
 
 def reference_law(row: torch.Tensor, sampling: Sampling) -> torch.Tensor:
@@ -41,7 +41,7 @@ def reference_law(row: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 def test_law_is_that_of_transformers(sampling: Sampling) -> None:
     for seed in range(20):
         row = 3 * torch.randn(3000, generator=torch.Generator().manual_seed(seed))
-        p = law(row, sampling)
+        p = torch.from_numpy(law(row.numpy(), sampling))
         torch.testing.assert_close(p / p.sum(), reference_law(row, sampling), atol=1e-6, rtol=1e-4)
 
 
@@ -55,7 +55,7 @@ def test_penalties_are_those_of_transformers() -> None:
     for _ in range(6):
         expected = hf.RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([context]), row[None].clone())[0]
         token = sampler.draw(row)
-        assert token == argmax(expected)
+        assert token == int(expected.argmax())
         context.append(token)
     # Presence counts the answer only: each draw takes the next likeliest token, prompt or not.
     sampler = Sampler(Sampling(presence_penalty=100.0), row.topk(2).indices.tolist(), 50)

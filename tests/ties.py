@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from omnidraft.sampling import Sampling, law, uniform
+from omnidraft.sampling import Sampling, as_row, law, uniform
 from omnidraft.session import Model, feed
 
 
@@ -37,12 +38,12 @@ def assert_equal_but_for_ties(
         assert gap <= spread, f"position {at}: {a} and {b} are {gap} apart, the spread is {spread}"
         return False
     # Sampling: the noise must fall where the tokens' intervals meet, within what the spread does to the law.
-    cdfs = torch.stack([law(row, sampling).double().cumsum(0) for row in rows])
+    cdfs = np.stack([np.cumsum(law(as_row(row), sampling), dtype=np.float64) for row in rows])
     cdfs /= cdfs[:, -1:]
-    wobble = float((cdfs.amax(0) - cdfs.amin(0)).max()) + spread / sampling.temperature
+    wobble = float(np.ptp(cdfs, axis=0).max()) + spread / sampling.temperature
     x = uniform(sampling.seed or 0, at)
     low, high = min(a, b), max(a, b)
-    distance = float((cdfs[:, low:high] - x).abs().min())
+    distance = float(np.abs(cdfs[:, low:high] - x).min())
     assert distance <= wobble, (
         f"position {at}: {a} and {b} part {distance} from the noise, the wobble is {wobble}"
     )

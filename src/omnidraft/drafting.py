@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
-from omnidraft.sampling import argmax
+from omnidraft.sampling import as_row
 from omnidraft.session import Session, feed
 from omnidraft.translate import DraftContext, Translator
 from omnidraft.types import Draft, Proposal
@@ -23,8 +21,6 @@ class Drafter:
         self._context_length = context_length
         self._seen = 0  # target tokens already in the context
         self._start = 0  # first draft token still in the window
-        self._mask = torch.full((translator.alignment.draft.width,), -torch.inf)
-        self._mask[translator.usable] = 0
 
     def propose(self, context: Sequence[int], k: int) -> tuple[Draft, Proposal]:
         """A draft of at most k tokens behind the target's `context`, and its proposal in target tokens."""
@@ -44,6 +40,5 @@ class Drafter:
             if len(tokens) - self._start > self._context_length - k:
                 self._start = len(tokens) - self._context_length // 2
             row = feed(self.session, tokens[self._start :], rows=1)[0]
-            self._mask = self._mask.to(row.device)
-            written.append(argmax(row + self._mask))
+            written.append(int((as_row(row) + self.translator.mask).argmax()))
         return written

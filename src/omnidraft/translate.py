@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
+
 from omnidraft.types import Draft, Proposal
 from omnidraft.vocab import Alignment, Vocab, runs
 
@@ -85,10 +87,14 @@ class Translator:
         mapped = alignment.draft_to_target
         special = alignment.special_draft_to_target
         text = method == "text"
-        # Draft ids the drafter may draw: every one that can become a proposal.
-        self.usable = [
-            id for id, piece in enumerate(alignment.draft.pieces) if mapped[id] >= 0 or (text and piece)
-        ]
+        # Added to the drafter's logits: 0 for every id that can become a proposal, -inf for the others. [V_draft]
+        self.mask = np.array(
+            [
+                0.0 if mapped[id] >= 0 or (text and piece) else -np.inf
+                for id, piece in enumerate(alignment.draft.pieces)
+            ],
+            dtype=np.float32,
+        )
         self.ends = frozenset(special)  # drafting ends after an end of answer or another special token
 
     def translate(self, context: Sequence[int], draft: Draft) -> Proposal:
