@@ -54,19 +54,19 @@ def test_penalties_are_those_of_transformers() -> None:
     context = list(prompt)
     for _ in range(6):
         expected = hf.RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([context]), row[None].clone())[0]
-        token = sampler.draw(row)
+        token = sampler.draw(row.numpy())
         assert token == int(expected.argmax())
         context.append(token)
     # Presence counts the answer only: each draw takes the next likeliest token, prompt or not.
     sampler = Sampler(Sampling(presence_penalty=100.0), row.topk(2).indices.tolist(), 50)
-    assert [sampler.draw(row) for _ in range(5)] == row.topk(5).indices.tolist()
+    assert [sampler.draw(row.numpy()) for _ in range(5)] == row.topk(5).indices.tolist()
 
 
 def test_draws_follow_the_law() -> None:
     sampling = Sampling(temperature=0.8, top_p=0.9, seed=0)
     row = 2 * torch.randn(40, generator=torch.Generator().manual_seed(2))
     sampler = Sampler(sampling, [], 40)
-    draws = torch.tensor([sampler.draw(row) for _ in range(20_000)])
+    draws = torch.tensor([sampler.draw(row.numpy()) for _ in range(20_000)])
     counts = torch.bincount(draws, minlength=40)
     p = reference_law(row, sampling)
     assert counts[p == 0].sum() == 0
@@ -88,8 +88,8 @@ def test_padded_ids_are_never_drawn() -> None:
     row = torch.zeros(10)
     row[8:] = 100.0
     greedy, sampled = Sampler(Sampling(), [], 8), Sampler(Sampling(temperature=1.0, seed=0), [], 8)
-    assert greedy.draw(row) < 8
-    assert max(sampled.draw(row) for _ in range(200)) < 8
+    assert greedy.draw(row.numpy()) < 8
+    assert max(sampled.draw(row.numpy()) for _ in range(200)) < 8
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -98,7 +98,7 @@ def test_invalid_logits_are_refused(temperature: float, bad: float) -> None:
     row = torch.zeros(10)
     row[4] = bad
     with pytest.raises(InvalidLogitsError, match="float32"):
-        Sampler(Sampling(temperature=temperature), [], 10).draw(row)
+        Sampler(Sampling(temperature=temperature), [], 10).draw(row.numpy())
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_an_incomplete_character_is_held_back_unless_it_is_all() -> None:
 def test_direct_drafts_only_what_has_a_counterpart() -> None:
     alignment = Alignment(TARGET, DRAFT)  # the drafter knows more words here
     direct, text = Translator(alignment, "direct"), Translator(alignment, "text")
-    usable = [np.flatnonzero(translator.mask == 0).tolist() for translator in (direct, text)]
+    usable = [np.flatnonzero(translator.usable).tolist() for translator in (direct, text)]
     assert set(usable[0]) < set(usable[1]) < set(range(TARGET.width))
     draft = Draft(tuple(usable[0]))
     assert DRAFT.decode(direct.translate([], draft).tokens) == TARGET.decode(draft.tokens)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from omnidraft.sampling import Sampling, as_row, law, uniform
+from omnidraft.sampling import Sampling, law, rows_of, uniform
 from omnidraft.session import Model, feed
 
 
@@ -38,7 +38,7 @@ def assert_equal_but_for_ties(
         assert gap <= spread, f"position {at}: {a} and {b} are {gap} apart, the spread is {spread}"
         return False
     # Sampling: the noise must fall where the tokens' intervals meet, within what the spread does to the law.
-    cdfs = np.stack([np.cumsum(law(as_row(row), sampling), dtype=np.float64) for row in rows])
+    cdfs = np.stack([np.cumsum(law(row, sampling), dtype=np.float64) for row in rows_of(rows)])
     cdfs /= cdfs[:, -1:]
     wobble = float(np.ptp(cdfs, axis=0).max()) + spread / sampling.temperature
     x = uniform(sampling.seed or 0, at)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from omnidraft.sampling import as_row
+import numpy as np
+
+from omnidraft.sampling import rows_of
 from omnidraft.session import Session, feed
 from omnidraft.translate import DraftContext, Translator
 from omnidraft.types import Draft, Proposal
@@ -39,6 +41,9 @@ class Drafter:
             tokens = [*self._context.tokens, *written]
             if len(tokens) - self._start > self._context_length - k:
                 self._start = len(tokens) - self._context_length // 2
-            row = feed(self.session, tokens[self._start :], rows=1)[0]
-            written.append(int((as_row(row) + self.translator.mask).argmax()))
+            row = next(rows_of(feed(self.session, tokens[self._start :], rows=1)))
+            token = int(row.argmax())
+            if not self.translator.usable[token]:
+                token = int(np.where(self.translator.usable, row, -np.inf).argmax())
+            written.append(token)
         return written

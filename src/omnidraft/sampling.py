@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +20,15 @@ from omnidraft.errors import InvalidLogitsError, OptionError
 Row = NDArray[np.floating[Any]]
 
 
-def as_row(row: Tensor) -> Row:
-    """The row's numbers in main memory; shared with the tensor where that is there already. [V]"""
-    array: Row = row.cpu().numpy()
-    return array
+def rows_of(
+    logits: Tensor,  # [rows, V]
+) -> Iterator[Row]:
+    """The rows one by one in main memory; the tensor's own where that is there already. [V] each"""
+    if logits.is_cpu:
+        yield from logits.numpy()
+    else:
+        for row in logits:
+            yield row.cpu().numpy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,14 +155,14 @@ class Sampler:
 
     def draw(
         self,
-        row: Tensor,  # [V_target] float32 logits
+        row: Row,  # [V_target] float32 logits
     ) -> int:
         """The answer's next token.
 
         Raises:
             InvalidLogitsError: the row holds NaN, +inf, or nothing but -inf.
         """
-        logits = self._penalised(as_row(row)[: self._size])
+        logits = self._penalised(row[: self._size])
         if self.sampling.temperature == 0:
             token = int(logits.argmax())  # the first NaN, if there is one
             if not np.isfinite(logits[token]):

@@ -87,13 +87,9 @@ class Translator:
         mapped = alignment.draft_to_target
         special = alignment.special_draft_to_target
         text = method == "text"
-        # Added to the drafter's logits: 0 for every id that can become a proposal, -inf for the others. [V_draft]
-        self.mask = np.array(
-            [
-                0.0 if mapped[id] >= 0 or (text and piece) else -np.inf
-                for id, piece in enumerate(alignment.draft.pieces)
-            ],
-            dtype=np.float32,
+        # Which draft ids can become a proposal; the drafter draws no other. [V_draft]
+        self.usable = np.array(
+            [mapped[id] >= 0 or (text and bool(piece)) for id, piece in enumerate(alignment.draft.pieces)]
         )
         self.ends = frozenset(special)  # drafting ends after an end of answer or another special token
 

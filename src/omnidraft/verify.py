@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from torch import Tensor
-
-from omnidraft.sampling import Sampler
+from omnidraft.sampling import Row, Sampler
 from omnidraft.types import Proposal, Verdict
 
 
 def compare(
-    rows: Iterable[Tensor],  # m + 1 rows of [V_target] float32 logits: the proposal's positions and the next
+    rows: Iterable[Row],  # m + 1 rows of [V_target] float32 logits: the proposal's positions and the next
     proposal: Proposal,
     sampler: Sampler,
     ends: Collection[int],

@@ -71,10 +71,16 @@ class HuggingFaceSession:
         for layer in self._cache.layers:
             layer.truncate(length)
 
-    @torch.inference_mode()
     def extend(self, tokens: Sequence[int], rows: int) -> Tensor:
         """Append tokens in one pass; return the logits after the last `rows` of them. [rows, V] float32"""
         start = perf_counter()
+        try:
+            return self._pass(tokens, rows)
+        finally:
+            self.seconds += perf_counter() - start
+
+    @torch.inference_mode()
+    def _pass(self, tokens: Sequence[int], rows: int) -> Tensor:
         try:
             logits: Tensor = self._module(
                 input_ids=torch.tensor([list(tokens)], device=self._module.device),
@@ -89,7 +95,6 @@ class HuggingFaceSession:
         logits = logits[len(logits) - rows :].float()
         if logits.is_cuda:
             torch.cuda.synchronize(logits.device)  # else the clock stops before the pass does
-        self.seconds += perf_counter() - start
         return logits
 
 
