@@ -28,7 +28,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Any local language model, answering faster and never differently, through one small drafter.",
 )
 models_app = typer.Typer(no_args_is_help=False, invoke_without_command=True, rich_markup_mode=None)
 app.add_typer(models_app, name="models")
@@ -59,15 +58,19 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
 Engine = Annotated[str, typer.Option(help="auto or transformers.")]
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        out.print(__version__)
+        raise typer.Exit
+
+
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
-    if version:
-        out.print(__version__)
-        raise typer.Exit
+    """Any local language model, answering faster and never differently, through one small drafter."""
 
 
 @app.command()
