@@ -36,7 +36,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen2Config
 
 from omnidraft.backends.huggingface import DTYPES, HuggingFaceSession, resolve_dtype
@@ -48,7 +47,7 @@ from omnidraft.sampling import Sampler, Sampling
 from omnidraft.session import feed
 from omnidraft.stats import Stats
 from omnidraft.translate import Translator
-from omnidraft.types import Draft, Proposal
+from omnidraft.types import Draft, Proposal, Rows
 from omnidraft.vocab import Alignment, Vocab
 
 ACCEPTANCES = (0.0, 0.2, 0.4, 0.6, 0.8)
@@ -121,13 +120,13 @@ class Scripted(HuggingFaceSession):
         super().__init__(module)
         self.script = script
 
-    def extend(self, tokens: Sequence[int], rows: int) -> Tensor:
+    def extend(self, tokens: Sequence[int], rows: int) -> Rows:
         """See `omnidraft.session.Session`."""
         logits = super().extend(tokens, rows)
         end = len(self.tokens) + 1
-        scripted = torch.tensor(self.script[end - rows : end], dtype=torch.long, device=logits.device)
-        lines = torch.arange(len(scripted), device=logits.device)
-        return logits.index_put((lines, scripted), logits.new_tensor(_LIFT))
+        for row, scripted in zip(logits, self.script[end - rows : end], strict=False):
+            row[scripted] = _LIFT
+        return logits
 
 
 class Controlled(Translator):

@@ -7,10 +7,10 @@ import random
 from collections.abc import Sequence
 from itertools import pairwise
 
-import torch
+import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from torch import Tensor
 
+from omnidraft.types import Row, Rows
 from omnidraft.vocab import _CHAR_OF, Vocab
 
 CORPUS = (
@@ -64,11 +64,11 @@ class ToySession:
     def truncate(self, length: int) -> None:
         del self.tokens[length:]
 
-    def extend(self, tokens: Sequence[int], rows: int) -> Tensor:
+    def extend(self, tokens: Sequence[int], rows: int) -> Rows:
         self.passes.append(len(tokens))
         self.tokens += tokens
         ends = range(len(self.tokens) - rows + 1, len(self.tokens) + 1)
-        return torch.stack([self._model.row(self.tokens[:end]) for end in ends]) if rows else torch.empty(0)
+        return np.stack([self._model.row(self.tokens[:end]) for end in ends]) if rows else np.empty((0, 0))
 
 
 class ToyModel:
@@ -81,7 +81,7 @@ class ToyModel:
         self.seed = seed
         self.scale = scale
         self.context_length = 4096
-        self._rows: dict[bytes, Tensor] = {}
+        self._rows: dict[bytes, Row] = {}
 
     @property
     def vocab(self) -> Vocab:
@@ -96,17 +96,17 @@ class ToyModel:
     def encode(self, text: str) -> list[int]:
         return self._vocab.encode_bytes(text.encode())
 
-    def row(self, context: Sequence[int]) -> Tensor:
+    def row(self, context: Sequence[int]) -> Row:
         """Logits after `context`. [V] float32"""
         tail = self._vocab.decode(context[-4:])[-3:]
         if tail not in self._rows:
             self._rows[tail] = self._new_row(tail)
         return self._rows[tail]
 
-    def _new_row(self, tail: bytes) -> Tensor:
+    def _new_row(self, tail: bytes) -> Row:
         digest = hashlib.blake2b(f"{self.seed}:{tail!r}".encode(), digest_size=8).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-        logits = self.scale * torch.randn(self._vocab.width, generator=generator)
+        generator = np.random.default_rng(int.from_bytes(digest, "little"))
+        logits = self.scale * generator.standard_normal(self._vocab.width, dtype=np.float32)
         text = CORPUS.encode() * 2
         for id, piece in enumerate(self._vocab.pieces):
             if piece and tail and tail + piece in text:

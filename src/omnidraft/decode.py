@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 
 from omnidraft.drafting import Drafter
-from omnidraft.sampling import Sampler, rows_of
+from omnidraft.sampling import Sampler
 from omnidraft.session import Session, feed
 from omnidraft.types import Draft, Proposal, Provenance, Step
 from omnidraft.verify import compare
@@ -37,8 +37,8 @@ def decode(
         verified_before = target.seconds
         draft, proposal = drafter.propose(context, min(k, room - 1)) if drafter else (Draft(()), Proposal(()))
         proposal = Proposal(proposal.tokens[: room - 1])
-        logits = feed(target, [*context, *proposal.tokens], rows=len(proposal.tokens) + 1)
-        verdict = compare(rows_of(logits), proposal, sampler, ends)
+        rows = feed(target, [*context, *proposal.tokens], rows=len(proposal.tokens) + 1)
+        verdict = compare(rows, proposal, sampler, ends)
         context += verdict.tokens
         yield Step(
             draft=draft,

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from omnidraft.sampling import rows_of
 from omnidraft.session import Session, feed
 from omnidraft.translate import DraftContext, Translator
 from omnidraft.types import Draft, Proposal
@@ -41,7 +40,7 @@ class Drafter:
             tokens = [*self._context.tokens, *written]
             if len(tokens) - self._start > self._context_length - k:
                 self._start = len(tokens) - self._context_length // 2
-            row = next(rows_of(feed(self.session, tokens[self._start :], rows=1)))
+            row = feed(self.session, tokens[self._start :], rows=1)[0]
             token = int(row.argmax())
             if not self.translator.usable[token]:
                 token = int(np.where(self.translator.usable, row, -np.inf).argmax())

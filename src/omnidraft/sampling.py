@@ -5,30 +5,14 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from omnidraft.errors import InvalidLogitsError, OptionError
-
-# On a CPU numpy works one row in a third of torch's time: it wakes no threads, and its argmax uses the vector
-# units. From a GPU a row comes over only when acceptance reaches it.
-Row = NDArray[np.floating[Any]]
-
-
-def rows_of(
-    logits: Tensor,  # [rows, V]
-) -> Iterator[Row]:
-    """The rows one by one in main memory; the tensor's own where that is there already. [V] each"""
-    if logits.is_cpu:
-        yield from logits.numpy()
-    else:
-        for row in logits:
-            yield row.cpu().numpy()
+from omnidraft.types import Row
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from torch import Tensor
-
+from omnidraft.types import Rows
 from omnidraft.vocab import Vocab
 
 _CHUNK = 512  # tokens of a prefill pass: bounds the memory of attention and activations
@@ -24,7 +23,7 @@ class Session(Protocol):
     def truncate(self, length: int) -> None:
         """Forget all but the first `length` tokens."""
 
-    def extend(self, tokens: Sequence[int], rows: int) -> Tensor:
+    def extend(self, tokens: Sequence[int], rows: int) -> Rows:
         """Append tokens in one pass; return the logits after the last `rows` of them. [rows, V] float32"""
 
 
@@ -52,7 +51,7 @@ def feed(
     session: Session,
     tokens: Sequence[int],
     rows: int,
-) -> Tensor:
+) -> Rows:
     """Make the KV cache hold exactly `tokens`; return the logits after the last `rows` of them. [rows, V]
 
     Prefill, catch-up, rewind after a rejection, an abandoned stream: all are the common prefix kept, the rest

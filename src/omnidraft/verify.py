@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from omnidraft.sampling import Row, Sampler
-from omnidraft.types import Proposal, Verdict
+from omnidraft.sampling import Sampler
+from omnidraft.types import Proposal, Row, Verdict
 
 
 def compare(

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.cache_utils import Cache, DynamicLayer
 
 from omnidraft.errors import OptionError, VocabularyError
+from omnidraft.types import Rows
 from omnidraft.vocab import Vocab
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -100,7 +101,7 @@ class HuggingFaceSession:
         for layer in self._cache.layers:
             layer.truncate(length)
 
-    def extend(self, tokens: Sequence[int], rows: int) -> Tensor:
+    def extend(self, tokens: Sequence[int], rows: int) -> Rows:
         """Append tokens in one pass; return the logits after the last `rows` of them. [rows, V] float32"""
         start = perf_counter()
         try:
@@ -109,7 +110,7 @@ class HuggingFaceSession:
             self.seconds += perf_counter() - start
 
     @torch.inference_mode()
-    def _pass(self, tokens: Sequence[int], rows: int) -> Tensor:
+    def _pass(self, tokens: Sequence[int], rows: int) -> Rows:
         try:
             logits: Tensor = self._module(
                 input_ids=torch.tensor([list(tokens)], device=self._module.device),
@@ -121,10 +122,8 @@ class HuggingFaceSession:
             self.truncate(len(self.tokens))  # a Ctrl-C in the middle of a pass leaves some layers longer
             raise
         self.tokens += tokens
-        logits = logits[len(logits) - rows :].float()
-        if logits.is_cuda:
-            torch.cuda.synchronize(logits.device)  # else the clock stops before the pass does
-        return logits
+        needed: Rows = logits[len(logits) - rows :].float().cpu().numpy()
+        return needed
 
 
 class HuggingFaceModel:
