@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from omnidraft.decode import Chunk
 from omnidraft.engine import OmniDraft, make_options
 from omnidraft.session import Model
 from omnidraft.stats import Stats
@@ -33,12 +34,14 @@ def run(
     *,
     repeat: int = 1,
     on_run: Callable[[Run], None] = lambda run: None,
+    on_chunk: Callable[[str, str, Chunk], None] = lambda method, prompt, chunk: None,
     **options: Any,
 ) -> list[Run]:
     """Answer every prompt by every method, `repeat` times.
 
     Methods take turns prompt by prompt, in rotated order, so that a machine that drifts does so under all of
-    them; every answer starts from empty KV caches. Options are those of `OmniDraft.stream`.
+    them; every answer starts from empty KV caches. What `on_chunk` does is outside the clock. Options are those
+    of `OmniDraft.stream`.
 
     Raises:
         OptionError: an option outside its range; before anything is decoded.
@@ -51,8 +54,10 @@ def run(
             for i, prompt in enumerate(prompts):
                 turn = (i + r) % len(methods)
                 for method in [*methods[turn:], *methods[:turn]]:
-                    answer = OmniDraft(target, drafter).generate(prompt, method=method, **options)
-                    runs.append(Run(task, method, r, i, answer.tokens, answer.stats))
+                    stream = OmniDraft(target, drafter).stream(prompt, method=method, **options)
+                    for chunk in stream.chunks():
+                        on_chunk(method, prompt, chunk)
+                    runs.append(Run(task, method, r, i, tuple(stream.tokens), stream.stats))
                     on_run(runs[-1])
     return runs
 

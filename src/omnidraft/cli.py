@@ -18,6 +18,7 @@ from omnidraft import __version__
 from omnidraft.errors import OmniDraftError, OptionError
 
 if TYPE_CHECKING:
+    from omnidraft.decode import Chunk
     from omnidraft.engine import OmniDraft, Stream
     from omnidraft.stats import Stats
 
@@ -302,7 +303,7 @@ def demo(
     target: Target = "qwen2.5-coder-0.5b",
     drafter: DrafterName = "smollm2-135m",
     k: K = 4,
-    max_tokens: MaxTokens = 64,
+    max_tokens: MaxTokens = 48,
     dtype: Dtype = "auto",
     device: Device = "auto",
 ) -> None:
@@ -314,24 +315,21 @@ def demo(
     model = _load(target, drafter, dtype, device, options)
     legend = "  ".join(f"[{colour}]{name}[/]" for name, colour in _COLOURS.items())
     out.print(f"[bold]{target}[/] with drafter [bold]{drafter}[/], {_dtype(model)}, k = {k}: {legend}")
-    for prompt in PROMPTS:
-        out.print(f"\n[bold]> {prompt.splitlines()[0]}[/]")
-        stream = model.stream(prompt, method="auto", **options)
-        for chunk in stream.chunks():
-            for text, source in chunk.pieces:
-                out.print(text, style=_COLOURS[source], end="", markup=False)
-        out.print()
-    out.print(f"\n[dim]{summary(model.stats)}[/]\n\nNow every method on the same prompts, interleaved:")
+    out.print("[dim]Each prompt is answered by every method in turn; what you see is `text`.[/]")
+    shown: set[str] = set()
+
+    def show(method: str, prompt: str, chunk: Chunk) -> None:
+        if method != "text":
+            return
+        if prompt not in shown:
+            shown.add(prompt)
+            out.print(f"\n\n[bold]> {prompt.splitlines()[0]}[/]")
+        for text, source in chunk.pieces:
+            out.print(text, style=_COLOURS[source], end="", markup=False)
+
     methods = ["plain", "direct", "text"]
-    with _progress(len(methods) * len(PROMPTS)) as advance:
-        runs = benchmark.run(
-            model.target,
-            model.drafter,
-            {"demo": PROMPTS},
-            methods,
-            on_run=lambda run: advance(),
-            **options,
-        )
+    runs = benchmark.run(model.target, model.drafter, {"demo": PROMPTS}, methods, on_chunk=show, **options)
+    out.print("\n")
     out.print(results_table(benchmark.rows(runs, k=k, temperature=0.0, seed=None)))
 
 
