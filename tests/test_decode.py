@@ -118,6 +118,14 @@ def test_stop_strings_straddle_tokens_and_steps(size: int) -> None:
     assert "".join(chunk.text for chunk in held) == "ends with ST"
 
 
+def test_a_stop_string_in_the_last_token_is_a_stop() -> None:
+    model = OmniDraft(TARGET, DRAFTER)
+    whole = model.generate("the flake", max_tokens=6)
+    last = TARGET.vocab.decode(whole.tokens[-1:]).decode()
+    assert whole.finish_reason == "length"
+    assert model.generate("the flake", max_tokens=6, stop=whole.text[-len(last) :]).finish_reason == "stop"
+
+
 def test_max_tokens_eos_and_context_bound_the_answer() -> None:
     model = OmniDraft(TARGET, DRAFTER)
     for limit in (1, 2, 3, 7):

@@ -60,6 +60,7 @@ class Chunk:
 
     pieces: tuple[tuple[str, Provenance], ...]
     step: Step | None
+    stopped: bool = False  # a stop string was reached
 
     @property
     def text(self) -> str:
@@ -83,7 +84,7 @@ def stream_text(steps: Iterator[Step], vocab: Vocab, stop: Sequence[str]) -> Ite
             if (end := _first_stop(held, stop)) is not None:
                 pieces.append((held[:end], source))
                 cut = replace(step, tokens=step.tokens[: i + 1], accepted=min(step.accepted, i + 1))
-                yield Chunk(tuple(piece for piece in pieces if piece[0]), cut)
+                yield Chunk(tuple(piece for piece in pieces if piece[0]), cut, stopped=True)
                 return
             certain = len(held) - _may_begin_stop(held, stop)
             pieces.append((held[:certain], source))

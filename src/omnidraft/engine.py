@@ -76,6 +76,7 @@ class Stream(Iterator[str]):
         self._totals = totals
         self.tokens: list[int] = []
         self.stats = Stats()
+        self._stopped = False
 
     def chunks(self) -> Iterator[Chunk]:
         """The rest of the answer, step by step."""
@@ -84,6 +85,7 @@ class Stream(Iterator[str]):
                 self.tokens += chunk.step.tokens
                 self.stats.add(chunk.step)
                 self._totals.add(chunk.step)
+            self._stopped |= chunk.stopped
             yield chunk
 
     def __next__(self) -> str:
@@ -95,8 +97,8 @@ class Stream(Iterator[str]):
     @property
     def finish_reason(self) -> Literal["stop", "length"]:
         """Why a finished answer ended."""
-        ended = self.tokens and self.tokens[-1] in self._ends
-        return "length" if len(self.tokens) >= self._limit and not ended else "stop"
+        ended = self._stopped or (self.tokens and self.tokens[-1] in self._ends)
+        return "stop" if ended or len(self.tokens) < self._limit else "length"
 
 
 class OmniDraft:

@@ -57,7 +57,6 @@ class DraftContext:
     def __init__(self, alignment: Alignment) -> None:
         self.alignment = alignment
         self.tokens: list[int] = []
-        self._start = 0  # never re-encode what stands before: the BOS or the last special token
 
     def extend(self, target_tokens: Sequence[int]) -> None:
         """Follow the target's context by these tokens of it."""

@@ -73,13 +73,16 @@ class _PackedLinear(torch.nn.Module):
 
 
 _PACKED_ROWS = 8  # the batch size oneDNN lays the weight out for; any other works too
+_PACKED_SIZE = (
+    200_000  # weights; a smaller layer (keys and values of a small model) costs more in calling oneDNN
+)
 
 
 def _pack(module: Any) -> None:
-    """Replace every linear layer inside by its packed form. Inference only: there is no weight left to train."""
+    """Replace every large linear layer inside by its packed form. Inference only: there is no weight left to train."""
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is torch.nn.Linear:
+            if type(child) is torch.nn.Linear and child.weight.numel() >= _PACKED_SIZE:
                 setattr(parent, name, _PackedLinear(child))
 
 
