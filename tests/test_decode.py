@@ -14,6 +14,7 @@ from omnidraft.errors import ContextLengthError, OptionError
 from omnidraft.sampling import Sampling, law
 from omnidraft.types import Draft, Proposal, Step
 from omnidraft.verify import compare
+from omnidraft.vocab import Vocab
 
 TARGET = ToyModel(toy_vocab(60, order=2, padding=5), name="target", seed=1)
 DRAFTER = ToyModel(toy_vocab(25, order=1), name="drafter", seed=2)
@@ -186,6 +187,30 @@ def test_a_chat_feeds_only_what_is_new() -> None:
     messages += [{"role": "assistant", "content": answer.text}, {"role": "user", "content": "and then"}]
     model.generate(messages, max_tokens=5)
     assert session.passes[0] < 40  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("method", ["direct", "text"])
+def test_the_work_of_a_step_does_not_grow_with_the_context(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[int] = []
+    encode_bytes = Vocab.encode_bytes
+
+    def recorded(self: Vocab, data: bytes) -> list[int]:
+        encoded.append(len(data))
+        return encode_bytes(self, data)
+
+    def longest(words: int) -> int:
+        """Most bytes encoded in a step after the first, behind a prompt of so many words."""
+        stream = OmniDraft(TARGET, DRAFTER).stream("the lake " * words, method=method, max_tokens=60)
+        chunks = stream.chunks()
+        next(chunks)
+        encoded.clear()
+        list(chunks)
+        return max(encoded)
+
+    monkeypatch.setattr(Vocab, "encode_bytes", recorded)
+    assert longest(800) <= 2 * longest(50)
 
 
 def test_statistics_add_up() -> None:
