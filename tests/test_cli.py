@@ -55,6 +55,12 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], message: st
     assert ";" in done.stderr, "the cure is missing"
 
 
+def test_a_mistyped_target_costs_no_download(tmp_path: Path) -> None:
+    done = run("generate", "--target", "qwen", "hi", OMNIDRAFT_HOME=str(tmp_path))
+    assert "no model called 'qwen'" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_help_version_and_models_need_no_torch() -> None:
     assert "generate" in run("--help").stdout
     assert run("--version").stdout.strip() == "0.1.0"

@@ -54,7 +54,9 @@ PresencePenalty = Annotated[float, typer.Option(help="Subtract from the logits o
 Seed = Annotated[int | None, typer.Option(help="Seed of the draws; the same seed gives the same answer.")]
 MaxTokens = Annotated[int, typer.Option(help="Most tokens of an answer.")]
 MethodName = Annotated[str, typer.Option(help="plain, direct, text or auto.")]
-Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+Dtype = Annotated[
+    str, typer.Option(help="auto, float32, bfloat16 or float16; under auto a drafter is mixed.")
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
 Engine = Annotated[str, typer.Option(help="auto or transformers.")]
 

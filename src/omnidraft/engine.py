@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from omnidraft import hub
 from omnidraft.decode import Chunk, decode, stream_text
 from omnidraft.drafting import Drafter
-from omnidraft.errors import ContextLengthError, OptionError
+from omnidraft.errors import ContextLengthError, MissingExtraError, OptionError
 from omnidraft.sampling import Sampler, Sampling
 from omnidraft.session import Model, Session
 from omnidraft.stats import Stats
@@ -230,13 +231,18 @@ def load(
     A model is a known name (`omnidraft models`), a hub id, a local folder, a GGUF file, or one loaded before:
     a drafter loaded once serves any number of targets. `drafter=None` decodes plainly. `dtype` and `device`
     are torch's names; `auto` is bfloat16 where the machine multiplies it in hardware, and CUDA where there is.
+    Under `auto` the drafter is `mixed`: elsewhere too its passes over a single token are in bfloat16.
 
     Raises:
         OmniDraftError: the subclass says what is wrong with the name, the files or the options.
     """
-    where = {"dtype": dtype, "device": device, "engine": engine}
-    loaded_drafter = load_model(drafter, **where) if drafter is not None else None
-    return OmniDraft(load_model(target, **where), loaded_drafter)
+    for name in (target, drafter):
+        if isinstance(name, str):
+            hub.check(name)  # a mistyped target must not cost the drafter's download first
+    where = {"device": device, "engine": engine}
+    draft_dtype = "mixed" if dtype == "auto" else dtype
+    loaded_drafter = load_model(drafter, dtype=draft_dtype, **where) if drafter is not None else None
+    return OmniDraft(load_model(target, dtype=dtype, **where), loaded_drafter)
 
 
 def load_model(
@@ -250,11 +256,7 @@ def load_model(
     try:
         from omnidraft.backends.huggingface import HuggingFaceModel, resolve_device, resolve_dtype
     except ModuleNotFoundError as error:
-        from omnidraft.errors import MissingExtraError
-
         raise MissingExtraError(error.name or "transformers", "hf") from error
-    from omnidraft import hub
-
     resolve_device(device)
     resolve_dtype(dtype, "cpu")
     return HuggingFaceModel(hub.pull(model), name=model, dtype=dtype, device=device)

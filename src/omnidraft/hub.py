@@ -91,24 +91,37 @@ def resolve(name: str, progress: Progress | None = None) -> Path:
         DamagedFileError: a folder lacks files or has truncated ones, or a file has the wrong checksum.
         CacheError: the cache cannot be written, or the disk is too full.
     """
-    progress = progress or Progress(disable=True)
+    return _locate(name)(progress or Progress(disable=True))
+
+
+def check(name: str) -> None:
+    """Raise what `resolve` would, as far as that can be said without fetching anything.
+
+    Raises:
+        ModelNotFoundError, DamagedFileError: as for `resolve`.
+    """
+    _locate(name)
+
+
+def _locate(name: str) -> Callable[[Progress], Path]:
+    """What `name` means, as the work that makes it loadable."""
     path = Path(os.path.expanduser(name))
     if name in KNOWN_MODELS:
-        return _converted(name, functools.partial(_fetch_known, name), progress)
+        return functools.partial(_converted, name, functools.partial(_fetch_known, name))
     if name and path.is_dir():
         if fault := _fault(path):
             raise DamagedFileError(
                 f"{path} {fault}; point at a folder written by save_pretrained() of a model and its tokenizer"
             )
-        return path
+        return lambda progress: path
     if path.is_file():
-        return _resolve_local_gguf(path.resolve(), progress)
+        return functools.partial(_resolve_local_gguf, path.resolve())
     looks_like_path = name.startswith((".", "~")) or path.is_absolute() or name.count("\\") > 0
     if not looks_like_path and (hub_id := _HUB_ID.fullmatch(name)):
         repo, file = hub_id["repo"], hub_id["file"]
         if file is None:
-            return _resolve_snapshot(repo)
-        return _converted(name, functools.partial(_fetch_hub_gguf, name, repo, file), progress)
+            return lambda progress: _resolve_snapshot(repo)
+        return functools.partial(_converted, name, functools.partial(_fetch_hub_gguf, name, repo, file))
     raise _unknown(name)
 
 

@@ -18,7 +18,7 @@ from omnidraft.errors import OptionError, VocabularyError
 from omnidraft.types import Rows
 from omnidraft.vocab import Vocab
 
-DTYPES = ("auto", "float32", "bfloat16", "float16")
+DTYPES = ("auto", "float32", "bfloat16", "float16", "mixed")
 
 
 class _RewindableLayer(DynamicLayer):  # type: ignore[misc]
@@ -61,13 +61,17 @@ class _PackedLinear(torch.nn.Module):
     With the weight packed once, by the operator that torch.compile uses too, it costs little more than one.
     """
 
-    def __init__(self, linear: torch.nn.Linear) -> None:
+    def __init__(self, linear: torch.nn.Linear, mixed: bool) -> None:
+        """`mixed`: multiply a single token in bfloat16, which reads half the memory (see `resolve_dtype`)."""
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
+        self._single = linear.weight.detach().bfloat16() if mixed and linear.bias is None else None
         self._weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _PACKED_ROWS)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self._single is not None and x.shape[-2] == 1:
+            return torch.nn.functional.linear(x.bfloat16(), self._single).float()
         product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self.bias, "none", [], "")
         return product
 
@@ -78,12 +82,12 @@ _PACKED_SIZE = (
 )
 
 
-def _pack(module: Any) -> None:
+def _pack(module: Any, mixed: bool) -> None:
     """Replace every large linear layer inside by its packed form. Inference only: there is no weight left to train."""
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is torch.nn.Linear and child.weight.numel() >= _PACKED_SIZE:
-                setattr(parent, name, _PackedLinear(child))
+                setattr(parent, name, _PackedLinear(child, mixed))
 
 
 class HuggingFaceSession:
@@ -146,7 +150,7 @@ class HuggingFaceModel:
         self.module.requires_grad_(False)
         self._width: int = self.module.get_output_embeddings().weight.shape[0]
         if self.device == "cpu" and self.dtype == torch.float32 and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-            _pack(self.module)
+            _pack(self.module, mixed=dtype == "mixed")
         if getattr(self.module, "_is_stateful", False):
             raise OptionError(
                 f"{name} keeps a recurrent state that cannot be rewound after a rejection; choose a model with "
@@ -216,10 +220,17 @@ def resolve_device(device: str) -> str:
 
 
 def resolve_dtype(dtype: str, device: str) -> torch.dtype:
-    """`auto` is bfloat16 where the machine multiplies it in hardware, else float32."""
+    """`auto` is bfloat16 where the machine multiplies it in hardware, else float32.
+
+    `mixed` is for drafters: bfloat16 on such a machine; elsewhere float32, except that passes over a single token,
+    which is what drafting consists of, read weights in bfloat16. A target's passes must all round alike.
+
+    Raises:
+        OptionError: an unknown dtype.
+    """
     if dtype not in DTYPES:
         raise OptionError(f"unknown dtype {dtype!r}; use one of {', '.join(DTYPES)}")
-    if dtype == "auto":
+    if dtype in ("auto", "mixed"):
         fast = torch.cuda.is_bf16_supported() if device.startswith("cuda") else _cpu_has_bfloat16()
         dtype = "bfloat16" if fast else "float32"
     resolved: torch.dtype = getattr(torch, dtype)
