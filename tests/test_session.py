@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import random
 import weakref
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import torch
 import transformers
 from toy import ToyModel, toy_vocab
 
-from omnidraft.backends.huggingface import HuggingFaceSession
+from omnidraft.backends.huggingface import HuggingFaceSession, _pack, _PackedLinear
 from omnidraft.session import _common_prefix, feed
 
 SHAPE = dict(
@@ -120,6 +121,25 @@ def test_a_pass_that_is_interrupted_leaves_the_cache_as_it_was() -> None:
         feed(session, [1, 2, 3, 9, 9], 1)
     hook.remove()
     np.testing.assert_allclose(feed(session, [1, 2, 3, 4, 5], 1), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_packed_layers_multiply_as_torch_does(bias: bool) -> None:
+    torch.manual_seed(0)
+    block = torch.nn.Sequential(torch.nn.Linear(512, 700, bias=bias), torch.nn.Linear(700, 8))
+    packed, mixed = copy.deepcopy(block), copy.deepcopy(block)
+    for module, is_mixed in ((packed, False), (mixed, True)):
+        _pack(module, mixed=is_mixed)
+        assert isinstance(module[0], _PackedLinear)
+        assert type(module[1]) is torch.nn.Linear  # too small to gain
+    with torch.inference_mode():
+        for m in (1, 2, 5, 9, 100):
+            x = torch.randn(1, m, 512)
+            torch.testing.assert_close(packed[0](x), block[0](x), atol=1e-5, rtol=1e-5)
+            rounded = m == 1 and not bias
+            torch.testing.assert_close(
+                mixed[0](x), block[0](x), atol=2e-2 if rounded else 1e-5, rtol=1e-2 if rounded else 1e-5
+            )
 
 
 def test_a_dropped_session_frees_its_cache() -> None:

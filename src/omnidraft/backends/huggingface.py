@@ -192,10 +192,23 @@ class HuggingFaceModel:
         return HuggingFaceSession(self.module)
 
     def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """The messages through the chat template; without a template, their text in order."""
+        """The messages through the chat template; without a template, their text in order.
+
+        Raises:
+            OptionError: the template refuses the messages (a role it does not know, roles out of turn).
+        """
         if not self.tokenizer.chat_template:
             return self.encode("\n".join(message["content"] for message in messages))
-        text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        from jinja2 import TemplateError  # there is a template, so there is jinja
+
+        try:
+            text = self.tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=True
+            )
+        except TemplateError as error:
+            raise OptionError(
+                f"{self.name}'s chat template refuses these messages ({error}); change the roles or their order"
+            ) from error
         return list(self.tokenizer(text, add_special_tokens=False).input_ids)
 
     def encode(self, text: str) -> list[int]:
