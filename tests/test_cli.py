@@ -33,6 +33,7 @@ def run(*arguments: str, stdin: str = "", **env: str) -> subprocess.CompletedPro
         (["generate", "--target", "qwen2.5-coder-0.5b", "--method", "tetx", "hi"], "unknown method 'tetx'"),
         (["generate", "--target", "qwen2.5-coder-0.5b", "-k", "0", "hi"], "k is 0"),
         (["generate", "--target", "qwen2.5-coder-0.5b", "--dtype", "int3", "hi"], "unknown dtype 'int3'"),
+        (["generate", "--target", "qwen2.5-coder-0.5b", "--dtype", "mixed", "hi"], "'mixed' is for drafters"),
         (["generate", "--target", "qwen2.5-coder-0.5b", "--device", "nowhere", "hi"], "'nowhere'"),
         (["generate", "--target", "qwen2.5-coder-0.5b", "--frob", "hi"], "--frob"),
         (["bench", "--target", "qwen2.5-coder-0.5b", "--task", "gsm9k"], "unknown task 'gsm9k'"),

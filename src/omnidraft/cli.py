@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from omnidraft.engine import OmniDraft, Stream
     from omnidraft.stats import Stats
 
-# The engine, and torch with it, is imported inside the commands: help and usage errors come at once.
+# What needs numpy, torch or transformers is imported inside the commands: help and usage errors come at once.
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from omnidraft import hub
 from omnidraft.decode import Chunk, decode, stream_text
@@ -14,12 +14,9 @@ from omnidraft.errors import ContextLengthError, MissingExtraError, OptionError
 from omnidraft.sampling import Sampler, Sampling
 from omnidraft.session import Model, Session
 from omnidraft.stats import Stats
-from omnidraft.translate import Translator
+from omnidraft.translate import Method, Translator
 from omnidraft.types import Step
 from omnidraft.vocab import Alignment
-
-if TYPE_CHECKING:
-    from omnidraft.translate import Method
 
 Choice = Literal["auto", "plain", "direct", "text"]
 Message = Mapping[str, str]
@@ -236,6 +233,8 @@ def load(
     Raises:
         OmniDraftError: the subclass says what is wrong with the name, the files or the options.
     """
+    if dtype == "mixed":
+        raise OptionError("dtype 'mixed' is for drafters; use 'auto', which gives it to the drafter alone")
     for name in (target, drafter):
         if isinstance(name, str):
             hub.check(name)  # a mistyped target must not cost the drafter's download first

@@ -19,6 +19,9 @@ from omnidraft.types import Rows
 from omnidraft.vocab import Vocab
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "mixed")
+_PACKED_ROWS = 8  # the batch size oneDNN lays a weight out for; any other works too
+# A smaller layer (keys and values of a small model) loses more by the call of oneDNN than packing gains.
+_PACKED_SIZE = 200_000  # weights
 
 
 class _RewindableLayer(DynamicLayer):  # type: ignore[misc]
@@ -74,12 +77,6 @@ class _PackedLinear(torch.nn.Module):
             return torch.nn.functional.linear(x.bfloat16(), self._single).float()
         product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self.bias, "none", [], "")
         return product
-
-
-_PACKED_ROWS = 8  # the batch size oneDNN lays the weight out for; any other works too
-_PACKED_SIZE = (
-    200_000  # weights; a smaller layer (keys and values of a small model) costs more in calling oneDNN
-)
 
 
 def _pack(module: Any, mixed: bool) -> None:
