@@ -38,10 +38,12 @@ from omnidraft.backends.huggingface import DTYPES, HuggingFaceModel
 from omnidraft.decode import decode
 from omnidraft.drafting import Drafter
 from omnidraft.errors import OmniDraftError
+from omnidraft.ngrams import Lexicon, Trie
 from omnidraft.provenance import provenance
 from omnidraft.sampling import Sampler, Sampling
 from omnidraft.tasks import TASKS, load_task
-from omnidraft.translate import Method, Translator
+from omnidraft.translate import SymbolTranslator, TextTranslator, Translator
+from omnidraft.verify import Compare
 from omnidraft.vocab import Alignment
 
 ASSISTED, TEXT = "transformers-assisted", "text"
@@ -90,6 +92,7 @@ def ours(
             drafting,
             prompt,
             sampler=Sampler(Sampling(), prompt, target.vocab.size),
+            rule=Compare(),
             k=k,
             max_tokens=max_tokens,
             ends=target.vocab.eos,
@@ -272,15 +275,15 @@ def measure(
     )
     alignment = Alignment(draft_model.vocab, target_model.vocab)
 
-    def drafted(method: Method) -> Contender:
-        return ours(target_model, draft_model, Translator(alignment, method), k, max_tokens)
+    def drafted(translator: Translator) -> Contender:
+        return ours(target_model, draft_model, translator, k, max_tokens)
 
     contenders = {
         "transformers-plain": transformers_generate(target_model, None, k, confidence_threshold, max_tokens),
         ASSISTED: transformers_generate(target_model, draft_model, k, confidence_threshold, max_tokens),
         "plain": ours(target_model, draft_model, None, k, max_tokens),
-        "direct": drafted("direct"),
-        TEXT: drafted("text"),
+        "direct": drafted(SymbolTranslator(Trie(Lexicon.build(alignment), splits=False))),
+        TEXT: drafted(TextTranslator(alignment)),
     }
     prompts = {
         task: [target_model.chat([{"role": "user", "content": text}]) for text in all_texts]

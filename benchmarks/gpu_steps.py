@@ -46,8 +46,9 @@ from omnidraft.provenance import provenance
 from omnidraft.sampling import Sampler, Sampling
 from omnidraft.session import feed
 from omnidraft.stats import Stats
-from omnidraft.translate import Translator
+from omnidraft.translate import TextTranslator
 from omnidraft.types import Draft, Proposal, Rows
+from omnidraft.verify import Compare
 from omnidraft.vocab import Alignment, Vocab
 
 ACCEPTANCES = (0.0, 0.2, 0.4, 0.6, 0.8)
@@ -129,11 +130,11 @@ class Scripted(HuggingFaceSession):
         return logits
 
 
-class Controlled(Translator):
+class Controlled(TextTranslator):
     """Translates as always, then proposes as many tokens as were drafted, each right with a probability."""
 
     def __init__(self, alignment: Alignment) -> None:
-        super().__init__(alignment, "text")
+        super().__init__(alignment)
         self.script: Sequence[int] = ()
         self.acceptance = 0.0
         self.random = random.Random()
@@ -229,6 +230,7 @@ class Bench:
             drafter,
             self.prompt,
             sampler=Sampler(Sampling(), self.prompt, self.size),
+            rule=Compare(),
             k=max(setting.k, 1),
             max_tokens=len(self.script) - len(self.prompt),
             ends=(),

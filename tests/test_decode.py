@@ -13,7 +13,7 @@ from omnidraft.decode import stream_text
 from omnidraft.errors import ContextLengthError, OptionError
 from omnidraft.sampling import Sampling, law
 from omnidraft.types import Draft, Proposal, Step
-from omnidraft.verify import compare
+from omnidraft.verify import Compare
 from omnidraft.vocab import Vocab
 
 TARGET = ToyModel(toy_vocab(60, order=2, padding=5), name="target", seed=1)
@@ -22,22 +22,25 @@ PROMPTS = ["the flake", "then the lake was", "x", "日本 🙂 the"]
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.9, "seed": 5}])
-@pytest.mark.parametrize("method", ["direct", "text"])
+@pytest.mark.parametrize("method", ["direct", "ngram", "prefill", "text"])
 def test_answers_equal_plain_decoding_token_for_token(method: str, options: dict[str, float]) -> None:
     options = {"seed": 3, "max_tokens": 60, "repetition_penalty": 1.1} | options
     for prompt in PROMPTS:
         plain = OmniDraft(TARGET, None).generate(prompt, method="plain", **options)
         model = OmniDraft(TARGET, DRAFTER)
         for k in (1, 2, 4, 8, 40):
-            answer = model.generate(prompt, method=method, k=k, **options)
+            answer = model.generate(prompt, method=method, verification="compare", k=k, **options)
             assert answer.tokens == plain.tokens
             assert answer.text == plain.text
             assert answer.finish_reason == plain.finish_reason
     assert model.stats.steps < model.stats.tokens, "nothing was ever accepted"
 
 
-@pytest.mark.parametrize("method", ["direct", "text"])
-def test_two_tokens_follow_the_target_s_joint_law(method: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "verification"),
+    [("text", "compare"), *itertools.product(["direct", "ngram", "prefill"], ["compare", "trie"])],
+)
+def test_two_tokens_follow_the_target_s_joint_law(method: str, verification: str) -> None:
     prompt = "the fl"
     context = TARGET.encode(prompt)
     sampling = Sampling(temperature=1.3)
@@ -54,7 +57,9 @@ def test_two_tokens_follow_the_target_s_joint_law(method: str) -> None:
             expected[a, b] = p
     model, draws = OmniDraft(TARGET, DRAFTER), 6000
     counts = Counter(
-        model.generate(prompt, method=method, k=3, max_tokens=2, temperature=1.3, seed=seed).tokens
+        model.generate(
+            prompt, method=method, verification=verification, k=3, max_tokens=2, temperature=1.3, seed=seed
+        ).tokens
         for seed in range(draws)
     )
     common = [outcome for outcome, p in expected.items() if p * draws >= 10]
@@ -67,16 +72,16 @@ def test_two_tokens_follow_the_target_s_joint_law(method: str) -> None:
 
 
 def test_a_rule_that_trusts_the_draft_fails_the_same_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
-    from omnidraft import decode
+    honest = Compare.__call__
 
-    def credulous(rows, proposal, sampler, ends):  # type: ignore[no-untyped-def]
-        verdict = compare(rows, proposal, sampler, ends)
+    def credulous(self, rows, draft, proposal, sampler, ends):  # type: ignore[no-untyped-def]
+        verdict = honest(self, rows, draft, proposal, sampler, ends)
         if not proposal.tokens:
             return verdict
         return type(verdict)((*proposal.tokens[:1], *verdict.tokens[1:]), verdict.accepted)
 
     plain = [OmniDraft(TARGET, None).generate(p, max_tokens=40) for p in PROMPTS]
-    monkeypatch.setattr(decode, "compare", credulous)
+    monkeypatch.setattr(Compare, "__call__", credulous)
     drafted = [OmniDraft(TARGET, DRAFTER).generate(p, max_tokens=40) for p in PROMPTS]
     assert [a.tokens for a in plain] != [a.tokens for a in drafted]
 

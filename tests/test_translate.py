@@ -6,7 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy import CORPUS, toy_vocab
 
-from omnidraft.translate import DraftContext, Translator, retokenise, safe_boundary
+from omnidraft.ngrams import Lexicon, Trie
+from omnidraft.translate import (
+    DraftContext,
+    SymbolTranslator,
+    TextTranslator,
+    Translator,
+    retokenise,
+    safe_boundary,
+)
 from omnidraft.types import Draft
 from omnidraft.vocab import Alignment
 
@@ -18,7 +26,7 @@ TEXT_TOKENS = [id for id, piece in enumerate(DRAFT.pieces) if piece]
 @given(st.text(max_size=20), st.lists(st.sampled_from(TEXT_TOKENS), max_size=8))
 def test_text_proposals_spell_the_drafted_bytes(context_text: str, tokens: list[int]) -> None:
     context = TARGET.encode_bytes(context_text.encode("utf-8", "surrogatepass"))
-    proposal = Translator(ALIGNMENT, "text").translate(context, Draft(tuple(tokens)))
+    proposal = TextTranslator(ALIGNMENT).translate(context, Draft(tuple(tokens)))
     drafted, proposed = DRAFT.decode(tokens), TARGET.decode(proposal.tokens)
     assert drafted.startswith(proposed)
     assert bool(proposed) == bool(drafted)
@@ -28,7 +36,7 @@ def test_text_proposals_spell_the_drafted_bytes(context_text: str, tokens: list[
 def test_text_merges_and_splits_what_direct_cannot() -> None:
     context = TARGET.encode_bytes(b"then the")
     drafted = [token for piece in (b" ", b"f", b"la", b"k", b"e") for token in DRAFT.encode_bytes(piece)]
-    proposal = Translator(ALIGNMENT, "text").translate(context, Draft(tuple(drafted)))
+    proposal = TextTranslator(ALIGNMENT).translate(context, Draft(tuple(drafted)))
     assert list(proposal.tokens) == TARGET.encode_bytes(b"then the flake")[len(context) :]
     assert len(proposal.tokens) < len(drafted)
 
@@ -36,12 +44,12 @@ def test_text_merges_and_splits_what_direct_cannot() -> None:
 def test_a_spelling_that_would_begin_inside_the_context_is_proposed_alone() -> None:
     context = [*TARGET.encode_bytes(b"then the "), *TARGET.encode_bytes(b"l")]
     assert TARGET.encode_bytes(b"then the lake")[: len(context)] != context
-    proposal = Translator(ALIGNMENT, "text").translate(context, Draft(tuple(DRAFT.encode_bytes(b"ake"))))
+    proposal = TextTranslator(ALIGNMENT).translate(context, Draft(tuple(DRAFT.encode_bytes(b"ake"))))
     assert list(proposal.tokens) == TARGET.encode_bytes(b"ake")
 
 
 def test_an_incomplete_character_is_held_back_unless_it_is_all() -> None:
-    text = Translator(ALIGNMENT, "text")
+    text = TextTranslator(ALIGNMENT)
     euro = [DRAFT.id_of[bytes([byte])] for byte in "€".encode()]
     a = DRAFT.id_of[b"a"]
     assert TARGET.decode(text.translate([], Draft((a, *euro[:2]))).tokens) == b"a"
@@ -51,16 +59,18 @@ def test_an_incomplete_character_is_held_back_unless_it_is_all() -> None:
 
 def test_direct_drafts_only_what_has_a_counterpart() -> None:
     alignment = Alignment(TARGET, DRAFT)  # the drafter knows more words here
-    direct, text = Translator(alignment, "direct"), Translator(alignment, "text")
+    direct = SymbolTranslator(Trie(Lexicon.build(alignment), splits=False))
+    text = TextTranslator(alignment)
     usable = [np.flatnonzero(translator.usable).tolist() for translator in (direct, text)]
     assert set(usable[0]) < set(usable[1]) < set(range(TARGET.width))
     draft = Draft(tuple(usable[0]))
     assert DRAFT.decode(direct.translate([], draft).tokens) == TARGET.decode(draft.tokens)
 
 
-@pytest.mark.parametrize("method", ["direct", "text"])
-def test_the_drafter_s_eos_becomes_the_target_s(method: str) -> None:
-    translator = Translator(ALIGNMENT, method)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    "translator", [SymbolTranslator(Trie(Lexicon.build(ALIGNMENT))), TextTranslator(ALIGNMENT)]
+)
+def test_the_drafter_s_eos_becomes_the_target_s(translator: Translator) -> None:
     proposal = translator.translate([], Draft((DRAFT.id_of[b"a"], DRAFT.eos[0])))
     assert proposal.tokens == (TARGET.id_of[b"a"], TARGET.eos[0])
     assert DRAFT.eos[0] != TARGET.eos[0]

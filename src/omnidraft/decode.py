@@ -11,7 +11,7 @@ from omnidraft.drafting import Drafter
 from omnidraft.sampling import Sampler
 from omnidraft.session import Session, feed
 from omnidraft.types import Draft, Proposal, Provenance, Step
-from omnidraft.verify import compare
+from omnidraft.verify import Rule
 from omnidraft.vocab import Vocab
 
 
@@ -21,11 +21,12 @@ def decode(
     prompt: Sequence[int],
     *,
     sampler: Sampler,
+    rule: Rule,
     k: int,
     max_tokens: int,
     ends: Collection[int],
 ) -> Iterator[Step]:
-    """Speculative decoding (paper algorithm 1 with the exact rule); without a drafter, plain decoding.
+    """Speculative decoding (paper algorithm 1); without a drafter, plain decoding.
 
     Yields until a token in `ends` or `max_tokens` tokens. Abandoning the iterator is safe at any Step: the
     next answer's `feed` puts the sessions right.
@@ -36,9 +37,11 @@ def decode(
         drafted_before = drafter.session.seconds if drafter else 0.0
         verified_before = target.seconds
         draft, proposal = drafter.propose(context, min(k, room - 1)) if drafter else (Draft(()), Proposal(()))
-        proposal = Proposal(proposal.tokens[: room - 1])
+        proposal = replace(proposal, tokens=proposal.tokens[: room - 1], lengths=proposal.lengths[: room - 1])
         rows = feed(target, [*context, *proposal.tokens], rows=len(proposal.tokens) + 1)
-        verdict = compare(rows, proposal, sampler, ends)
+        verdict = rule(rows, draft, proposal, sampler, ends)
+        if drafter:
+            drafter.translator.observe(verdict.tokens, proposal, verdict.accepted)
         context += verdict.tokens
         yield Step(
             draft=draft,

@@ -6,18 +6,27 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from omnidraft.sampling import Sampler
 from omnidraft.session import Session, feed
 from omnidraft.translate import DraftContext, Translator
-from omnidraft.types import Draft, Proposal
+from omnidraft.types import Draft, Proposal, Row
 
 
 class Drafter:
-    """Drafts the likeliest tokens that can become a proposal; the rule is exact whatever is proposed."""
+    """Drafts tokens that can become a proposal."""
 
-    def __init__(self, session: Session, translator: Translator, context_length: int) -> None:
-        """`context_length`: the drafter's own, in its tokens; a longer context slides, by halves."""
+    def __init__(
+        self,
+        session: Session,
+        translator: Translator,
+        context_length: int,
+        sampler: Sampler | None = None,
+    ) -> None:
+        """`context_length`: the drafter's own, in its tokens; a longer context slides, by halves. `sampler` draws
+        the tokens for a rule that needs their laws; without one each is the likeliest."""
         self.session = session
         self.translator = translator
+        self._sampler = sampler
         self._context = DraftContext(translator.alignment)
         self._context_length = context_length
         self._seen = 0  # target tokens already in the context
@@ -27,11 +36,13 @@ class Drafter:
         """A draft of at most k tokens behind the target's `context`, and its proposal in target tokens."""
         self._context.extend(context[self._seen :])
         self._seen = len(context)
-        draft = Draft(tuple(self._write(k)))
+        draft = self._write(k)
         return draft, self.translator.translate(context, draft)
 
-    def _write(self, k: int) -> list[int]:
+    def _write(self, k: int) -> Draft:
         written: list[int] = []
+        laws: list[Row] = []
+        usable = self.translator.usable
         while (
             self._context.tokens
             and len(written) < k
@@ -41,8 +52,12 @@ class Drafter:
             if len(tokens) - self._start > self._context_length - k:
                 self._start = len(tokens) - self._context_length // 2
             row = feed(self.session, tokens[self._start :], rows=1)[0]
-            token = int(row.argmax())
-            if not self.translator.usable[token]:
-                token = int(np.where(self.translator.usable, row, -np.inf).argmax())
+            if self._sampler:
+                token, law = self._sampler.draft(np.where(usable, row, -np.inf))
+                laws.append(law)
+            else:
+                token = int(row.argmax())
+                if not usable[token]:
+                    token = int(np.where(usable, row, -np.inf).argmax())
             written.append(token)
-        return written
+        return Draft(tuple(written), tuple(laws))

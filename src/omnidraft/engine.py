@@ -4,35 +4,56 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 from omnidraft import hub
 from omnidraft.decode import Chunk, decode, stream_text
 from omnidraft.drafting import Drafter
 from omnidraft.errors import ContextLengthError, MissingExtraError, OptionError
+from omnidraft.ngrams import Eviction, Lexicon, Trie
 from omnidraft.sampling import Sampler, Sampling
 from omnidraft.session import Model, Session
 from omnidraft.stats import Stats
-from omnidraft.translate import Method, Translator
+from omnidraft.translate import SymbolTranslator, TextTranslator, Translator
 from omnidraft.types import Step
+from omnidraft.verify import Compare, Paper, Rule, Walk
 from omnidraft.vocab import Alignment
 
-Choice = Literal["auto", "plain", "direct", "text"]
+Method = Literal["auto", "plain", "direct", "ngram", "prefill", "text"]
+Verification = Literal["auto", "compare", "trie", "paper"]
 Message = Mapping[str, str]
 DEFAULT_DRAFTER = "smollm2-135m"
 ENGINES = ("auto", "transformers")
 
 
 @dataclass(frozen=True, slots=True)
+class Strategy:
+    """How to propose and verify: `Options` with `auto` resolved."""
+
+    method: str
+    verification: str
+    splits: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
-    """How to answer. `method`: `plain` does not draft, `auto` drafts by what measures best (now `text`).
+    """How to answer.
+
+    method: `plain` does not draft. `direct` proposes tokens that both vocabularies have, `ngram` also n-grams met
+    before, `prefill` all n-grams, `text` the drafted text re-tokenised. verification: `compare` and `trie` leave
+    the target's law as it is, `paper` is the paper's approximation; `text` goes with `compare` only. `auto` is what
+    measures best (docs/decisions.md). splits: whether draft tokens that the target lacks are taken apart; None
+    does so for `ngram` and `prefill`, except under `paper`, which cannot.
 
     Raises:
-        OptionError: a value outside its range.
+        OptionError: a value outside its range, or values that do not go together.
     """
 
-    method: Choice = "auto"
+    method: Method = "auto"
+    verification: Verification = "auto"
+    splits: bool | None = None
     k: int = 4
     max_tokens: int = 512
     stop: tuple[str, ...] = ()
@@ -40,14 +61,37 @@ class Options:
     sampling: Sampling = field(default_factory=Sampling)
 
     def __post_init__(self) -> None:
-        if self.method not in get_args(Choice):
-            raise OptionError(f"unknown method {self.method!r}; use one of {', '.join(get_args(Choice))}")
+        for name, known in (("method", get_args(Method)), ("verification", get_args(Verification))):
+            if getattr(self, name) not in known:
+                raise OptionError(f"unknown {name} {getattr(self, name)!r}; use one of {', '.join(known)}")
+        if self.method in ("auto", "plain", "text") and self.verification in ("trie", "paper"):
+            raise OptionError(
+                f"method {self.method!r} cannot be verified by {self.verification!r}; "
+                "use method 'direct', 'ngram' or 'prefill', or verification 'compare'"
+            )
+        if self.splits and (self.verification == "paper" or self.method in ("auto", "plain", "text")):
+            raise OptionError(
+                "splits are for methods direct, ngram and prefill, and not for verification 'paper'; leave them out"
+            )
         if not 1 <= self.k <= 64:
             raise OptionError(f"k is {self.k}; it must be in 1..64 (method='plain' does not draft)")
         if self.max_tokens < 1:
             raise OptionError(f"max_tokens is {self.max_tokens}; it must be 1 or more")
         if not all(self.stop):
             raise OptionError("a stop string is empty; leave it out")
+
+    @property
+    def strategy(self) -> Strategy:
+        """Method, verification and splits with nothing left to choose."""
+        method = "text" if self.method == "auto" else self.method
+        verification = self.verification
+        if verification == "auto":
+            law_aware = self.sampling.temperature > 0 and method in ("direct", "ngram", "prefill")
+            verification = "trie" if law_aware else "compare"
+        splits = self.splits
+        if splits is None:
+            splits = method in ("ngram", "prefill") and verification != "paper"
+        return Strategy(method, verification, splits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +150,32 @@ class OmniDraft:
     requests so far. One request at a time; load the models once and make another OmniDraft to serve more.
     """
 
-    def __init__(self, target: Model, drafter: Model | None) -> None:
+    def __init__(
+        self,
+        target: Model,
+        drafter: Model | None,
+        *,
+        ngram_capacity: int | None = None,
+        ngram_eviction: Eviction = "lfu",
+    ) -> None:
+        """`ngram_capacity`: how many n-grams `ngram` keeps; None keeps all. Beyond it the least frequently (`lfu`)
+        or the least recently (`lru`) accepted go."""
+        if ngram_capacity is not None and ngram_capacity < 0:
+            raise OptionError(f"ngram_capacity is {ngram_capacity}; it must be 0 or more")
+        if ngram_eviction not in get_args(Eviction):
+            raise OptionError(
+                f"unknown eviction {ngram_eviction!r}; use one of {', '.join(get_args(Eviction))}"
+            )
+        self._capacity: int | None = ngram_capacity
+        self._eviction: Eviction = ngram_eviction
         self.target = target
         self.drafter = drafter
         self.stats = Stats()
         self.alignment = Alignment(drafter.vocab, target.vocab) if drafter else None
         self._target_session: Session = target.session()
         self._draft_session: Session | None = drafter.session() if drafter else None
-        self._translators: dict[str, Translator] = {}
+        self._translators: dict[Strategy, Translator] = {}
+        self._tries: dict[tuple[str, bool], Trie] = {}
 
     def prompt_tokens(self, prompt: str | Sequence[Message], *, raw: bool = False) -> list[int]:
         """The target's token ids of a prompt: text as one user message (or as it is, `raw`), or chat messages.
@@ -170,29 +232,70 @@ class OmniDraft:
         text = "".join(stream)
         return Answer(text, tuple(stream.tokens), stream.finish_reason, stream.stats)
 
+    @cached_property
+    def lexicon(self) -> Lexicon:
+        """Both vocabularies in base symbols; built once per pair and kept in the cache folder."""
+        if self.alignment is None:
+            raise OptionError("n-grams need a drafter; load one with drafter=...")
+        return Lexicon.cached(self.alignment, hub.cache_root() / "lexicons")
+
+    def trie(self, method: str, *, splits: bool = True) -> Trie:
+        """The target tokens that `direct`, `ngram` or `prefill` can propose. That of `ngram` grows with use."""
+        if (method, splits) not in self._tries:
+            capacity = self._capacity if method == "ngram" else None
+            trie = Trie(self.lexicon, splits=splits, capacity=capacity, eviction=self._eviction)
+            if method == "prefill":
+                trie.fill()
+            self._tries[method, splits] = trie
+        return self._tries[method, splits]
+
+    def reset(self) -> None:
+        """Forget the KV caches; n-grams met stay."""
+        self._target_session = self.target.session()
+        self._draft_session = self.drafter.session() if self.drafter else None
+
     def _steps(self, tokens: list[int], options: Options, limit: int) -> Iterator[Step]:
         vocab = self.target.vocab
+        strategy = options.strategy
+        if self.drafter is None and options.method == "auto":
+            strategy = replace(strategy, method="plain")
+        sampler = Sampler(options.sampling, tokens, vocab.size)
+        rule = self._rule(strategy)
         return decode(
             self._target_session,
-            self._new_drafter(options),
+            self._new_drafter(strategy, sampler if rule.needs_laws else None),
             tokens,
-            sampler=Sampler(options.sampling, tokens, vocab.size),
+            sampler=sampler,
+            rule=rule,
             k=options.k,
             max_tokens=limit,
             ends=vocab.eos,
         )
 
-    def _new_drafter(self, options: Options) -> Drafter | None:
-        if options.method == "plain":
+    def _rule(self, strategy: Strategy) -> Rule:
+        if strategy.verification == "compare":
+            return Compare()
+        trie = self.trie(strategy.method, splits=strategy.splits)
+        return Walk(trie) if strategy.verification == "trie" else Paper(trie)
+
+    def _new_drafter(self, strategy: Strategy, sampler: Sampler | None) -> Drafter | None:
+        if strategy.method == "plain":
             return None
         if self.drafter is None or self._draft_session is None or self.alignment is None:
-            if options.method == "auto":
-                return None
-            raise OptionError(f"method {options.method!r} needs a drafter; load one with drafter=...")
-        method: Method = "text" if options.method == "auto" else options.method
-        if method not in self._translators:
-            self._translators[method] = Translator(self.alignment, method)
-        return Drafter(self._draft_session, self._translators[method], self.drafter.context_length)
+            raise OptionError(f"method {strategy.method!r} needs a drafter; load one with drafter=...")
+        if strategy not in self._translators:
+            self._translators[strategy] = self._translator(strategy, self.alignment)
+        translator = self._translators[strategy]
+        return Drafter(self._draft_session, translator, self.drafter.context_length, sampler)
+
+    def _translator(self, strategy: Strategy, alignment: Alignment) -> Translator:
+        if strategy.method == "text":
+            return TextTranslator(alignment)
+        return SymbolTranslator(
+            self.trie(strategy.method, splits=strategy.splits),
+            walk=strategy.verification == "trie",
+            grow=strategy.method == "ngram",
+        )
 
 
 def make_options(**options: Any) -> Options:

@@ -32,6 +32,10 @@ class VocabularyError(OmniDraftError):
     """A tokenizer whose tokens cannot be turned into bytes."""
 
 
+class NGramFileError(OmniDraftError):
+    """A file of n-grams that is damaged, or of another pair of models."""
+
+
 class OptionError(OmniDraftError):
     """An option, or a combination of options, that makes no sense."""
 

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import math
+import random
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from omnidraft.errors import InvalidLogitsError, OptionError
 from omnidraft.types import Row
+
+
+class Processor(Protocol):
+    """Changes the target's logits before the law is taken: a grammar, a logits processor of transformers.
+
+    Called once per position with the prompt and the answer so far, which only ever grows by accepted tokens: a
+    processor with a state advances it by what is new. The row must not be changed in place.
+    """
+
+    def __call__(self, tokens: Sequence[int], row: Row) -> Row: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,19 +133,46 @@ def invert(p: Row, u: float) -> int:
     return block * _BLOCK + min(at, int(np.flatnonzero(inside)[-1]))
 
 
-class Sampler:
-    """Draws the target's tokens one position after the other, for one answer.
+class Noise:
+    """Where the randomness of one answer comes from; tests put an enumeration of all outcomes in its place."""
 
-    A position's noise depends on (seed, position) only, so what is drawn depends on the target's rows alone:
-    not on the drafter, on k, or on how many positions a pass covers. State moves by drawn tokens only.
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._stream = random.Random(seed)
+
+    def at(self, position: int, p: Row) -> int:
+        """An index drawn in proportion to `p` by the noise of this position alone."""
+        return invert(p, uniform(self._seed, position))
+
+    def fresh(self, p: Row) -> int:
+        """An index drawn in proportion to `p` by noise that was never used before."""
+        return invert(p, self._stream.random())
+
+
+class Sampler:
+    """The target's law at one position after the other, and the draws from it, for one answer.
+
+    `draw` is by noise that depends on (seed, position) only, so what is drawn depends on the target's rows alone:
+    not on the drafter, on k, or on how many positions a pass covers. Rules that draw otherwise take the `law`,
+    and `commit` what they settled on. State moves by committed tokens only.
     """
 
-    def __init__(self, sampling: Sampling, prompt: Sequence[int], size: int) -> None:
-        """`size`: ids from here on only pad the rows and are never drawn."""
+    def __init__(
+        self,
+        sampling: Sampling,
+        prompt: Sequence[int],
+        size: int,
+        *,
+        processors: Sequence[Processor] = (),
+        noise: Noise | None = None,
+    ) -> None:
+        """`size`: ids from here on only pad the rows and are never drawn. `processors` come before penalties."""
         self.sampling = sampling
-        self.seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+        self.noise = noise or Noise(secrets.randbits(63) if sampling.seed is None else sampling.seed)
         self.position = 0
         self._size = size
+        self._processors = processors
+        self._tokens = list(prompt) if processors else []
         self._prompt = dict.fromkeys(prompt)
         self._answer: dict[int, None] = {}
 
@@ -141,23 +180,62 @@ class Sampler:
         self,
         row: Row,  # [V_target] float32 logits
     ) -> int:
-        """The answer's next token.
+        """The answer's next token, committed.
 
         Raises:
             InvalidLogitsError: the row holds NaN, +inf, or nothing but -inf.
         """
-        logits = self._penalised(row[: self._size])
+        logits = self._processed(row)
         if self.sampling.temperature == 0:
-            token = int(logits.argmax())  # the first NaN, if there is one
-            if not np.isfinite(logits[token]):
-                raise InvalidLogitsError(_INVALID)
+            token = _likeliest_token(logits)
         else:
-            with np.errstate(invalid="ignore"):  # a bad row is refused by its sum
-                p = law(logits, self.sampling)
-            token = invert(p, uniform(self.seed, self.position))
+            token = self.noise.at(self.position, _finite_law(logits, self.sampling))
+        self.commit(token)
+        return token
+
+    def law(
+        self,
+        row: Row,  # [V_target] float32 logits
+    ) -> Row:
+        """Probabilities of the answer's next token, up to a factor. [size]; errors as `draw`."""
+        logits = self._processed(row)
+        if self.sampling.temperature == 0:
+            p = np.zeros_like(logits)
+            p[_likeliest_token(logits)] = 1
+            return p
+        return _finite_law(logits, self.sampling)
+
+    def commit(self, token: int) -> None:
+        """The answer goes on with `token`."""
         self.position += 1
         self._answer[token] = None
-        return token
+        if self._processors:
+            self._tokens.append(token)
+
+    def draft(
+        self,
+        row: Row,  # [V_draft] the drafter's logits; -inf for unusable tokens
+    ) -> tuple[int, Row]:
+        """A draft token for a rule that needs its law, and that law up to a factor. [V_draft]
+
+        Drawn under the same temperature and filters: the closer to the target's law, the more is accepted.
+        """
+        if self.sampling.temperature == 0:
+            q = np.zeros_like(row)
+            q[int(row.argmax())] = 1
+        else:
+            q = law(row, self.sampling)
+        return self.noise.fresh(q), q
+
+    def accepts(self, ratio: float) -> bool:
+        """Whether to accept with probability min(1, ratio)."""
+        return ratio >= 1 or self.noise.fresh(np.array([ratio, 1 - ratio])) == 0
+
+    def _processed(self, row: Row) -> Row:
+        logits = row[: self._size]
+        for processor in self._processors:
+            logits = processor(self._tokens, logits)
+        return self._penalised(logits)
 
     def _penalised(self, logits: Row) -> Row:
         repetition, presence = self.sampling.repetition_penalty, self.sampling.presence_penalty
@@ -170,6 +248,22 @@ class Sampler:
         if presence:
             logits[list(self._answer)] -= presence
         return logits
+
+
+def _likeliest_token(logits: Row) -> int:
+    token = int(logits.argmax())  # the first NaN, if there is one
+    if not np.isfinite(logits[token]):
+        raise InvalidLogitsError(_INVALID)
+    return token
+
+
+def _finite_law(logits: Row, sampling: Sampling) -> Row:
+    with np.errstate(invalid="ignore"):
+        p = law(logits, sampling)
+    # A bad row has a largest entry that is not 1, as is the law's of a good one.
+    if not p.max() == 1:
+        raise InvalidLogitsError(_INVALID)
+    return p
 
 
 _INVALID = "the target's logits hold NaN or infinity; load it with dtype='float32', or check that its files are whole"

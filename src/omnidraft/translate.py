@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
+from omnidraft.ngrams import Trie
 from omnidraft.types import Draft, Proposal
 from omnidraft.vocab import Alignment, Vocab, runs
-
-Method = Literal["direct", "text"]
 
 _WINDOW = (
     32  # tokens looked back for a safe boundary; a bound on the work of a step, whatever the context's length
@@ -60,6 +60,9 @@ class DraftContext:
 
     def extend(self, target_tokens: Sequence[int]) -> None:
         """Follow the target's context by these tokens of it."""
+        if self.alignment.same:
+            self.tokens += target_tokens
+            return
         draft = self.alignment.draft
         for run in runs(self.alignment.target, target_tokens):
             if not self.tokens and draft.bos is not None:
@@ -73,36 +76,43 @@ class DraftContext:
                 self.tokens.append(special)
 
 
-class Translator:
-    """Drafts of one drafter as proposals to one target.
+class Translator(Protocol):
+    """Drafts of one drafter as proposals to one target."""
 
-    `direct` maps token by token and drafts only what has a counterpart (the paper's SpDDM baseline);
-    `text` re-tokenises the drafted bytes behind a safe boundary of the target's context (DESIGN 3a).
-    """
-
-    def __init__(self, alignment: Alignment, method: Method) -> None:
-        self.alignment = alignment
-        self.method = method
-        mapped = alignment.draft_to_target
-        special = alignment.special_draft_to_target
-        text = method == "text"
-        # Which draft ids can become a proposal; the drafter draws no other. [V_draft]
-        self.usable = np.array(
-            [mapped[id] >= 0 or (text and bool(piece)) for id, piece in enumerate(alignment.draft.pieces)]
-        )
-        self.ends = frozenset(special)  # drafting ends after an end of answer or another special token
+    alignment: Alignment
+    usable: NDArray[np.bool_]  # [V_draft] the draft tokens that can become a proposal; no other is drafted
+    ends: frozenset[int]  # drafting ends after one of these: an end of answer, another special token
 
     def translate(self, context: Sequence[int], draft: Draft) -> Proposal:
         """The draft behind `context` (the target's tokens so far), in the target's vocabulary."""
+
+    def observe(self, tokens: Sequence[int], proposal: Proposal, accepted: int) -> None:
+        """Learn from a step that is over: the verified tokens, and how much of the proposal was accepted."""
+
+
+class TextTranslator:
+    """Re-tokenises the drafted bytes behind a safe boundary of the target's context (DESIGN 3a)."""
+
+    def __init__(self, alignment: Alignment) -> None:
+        self.alignment = alignment
+        mapped = alignment.draft_to_target
+        self.usable = np.array([mapped[id] >= 0 or bool(p) for id, p in enumerate(alignment.draft.pieces)])
+        self.ends = frozenset(alignment.special_draft_to_target)
+
+    def translate(self, context: Sequence[int], draft: Draft) -> Proposal:
+        """See `Translator`. An incomplete last character is held back: the target may have a token for all of it."""
+        if self.alignment.same:
+            return Proposal(draft.tokens)
         mapped = self.alignment.draft_to_target
-        if self.method == "direct":
-            return Proposal(tuple(mapped[token] for token in draft.tokens))
         tokens = list(draft.tokens)
         special = [mapped[tokens.pop()]] if tokens and tokens[-1] in self.ends else []
         data = self.alignment.draft.decode(tokens)
         complete = _complete_characters(data) if not special else data
         text = self._propose(context, complete or data)
         return Proposal((*text, *special) if self.alignment.target.decode(text) == data else tuple(text))
+
+    def observe(self, tokens: Sequence[int], proposal: Proposal, accepted: int) -> None:
+        """Nothing to learn: the tokenizer knows all."""
 
     def _propose(self, context: Sequence[int], data: bytes) -> list[int]:
         target = self.alignment.target
@@ -120,6 +130,45 @@ class Translator:
                 return tokens[:i]
             spelled += len(piece)
         return tokens
+
+
+class SymbolTranslator:
+    """Spells the draft in base symbols and reads known tokens out of them.
+
+    With a trie of base symbols only this is the paper's SpDDM baseline (and, with splits, a little more); with
+    the n-grams met so far it is the paper's cache.
+    """
+
+    def __init__(self, trie: Trie, *, walk: bool = False, grow: bool = False) -> None:
+        """`walk`: read as the rule `trie` walks, else by longest match. `grow`: insert n-grams as they are met."""
+        self.trie = trie
+        self.alignment = trie.lexicon.alignment
+        self.ends = frozenset(self.alignment.special_draft_to_target)
+        self.usable = trie.lexicon.usable(trie.splits)
+        self._walk = walk
+        self._grow = grow
+
+    def translate(self, context: Sequence[int], draft: Draft) -> Proposal:
+        """See `Translator`."""
+        table = self.trie.lexicon.draft
+        symbols = [symbol for token in draft.tokens for symbol in table.spelling(table.row(token))]
+        tokens, lengths = [], []
+        while symbols:
+            token, length = self.trie.walk(symbols) if self._walk else self.trie.match(symbols)
+            if not length:
+                break
+            tokens.append(token)
+            lengths.append(length)
+            symbols = symbols[length:]
+        return Proposal(tuple(tokens), tuple(lengths))
+
+    def observe(self, tokens: Sequence[int], proposal: Proposal, accepted: int) -> None:
+        """Count accepted n-grams as used, and insert those of the verified tokens."""
+        for token, length in zip(proposal.tokens[:accepted], proposal.lengths, strict=False):
+            if length > 1:
+                self.trie.use(token)
+        if self._grow:
+            self.trie.insert(tokens)
 
 
 def _complete_characters(data: bytes) -> bytes:

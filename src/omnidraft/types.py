@@ -3,6 +3,7 @@
 k        draft tokens asked for in a step
 m        proposed target tokens after translation
 n        accepted target tokens, 0 <= n <= m
+symbol   a token that both vocabularies have, byte for byte: what n-grams and splits are spelled in
 V_draft  width of the drafter's logits;  V_target  width of the target's
 Token ids are `list[int]` or `tuple[int, ...]`; the bytes a token stands for are its `piece`.
 """
@@ -25,16 +26,25 @@ Provenance = Literal["drafted", "correction", "free"]
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What the drafter wrote in one step, in its own vocabulary."""
+    """What the drafter wrote in one step, in its own vocabulary.
+
+    `laws` are what the tokens were drawn from, up to a factor; empty when each was the likeliest.
+    """
 
     tokens: tuple[int, ...]  # [k]
+    laws: tuple[Row, ...] = ()  # k rows of [V_draft]
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """The draft in the target's vocabulary; its pieces spell the draft's bytes or a prefix of them."""
+    """The draft in the target's vocabulary; its pieces spell the draft's bytes or a prefix of them.
+
+    `lengths` says how many base symbols each token was made of: more than one is an n-gram. Empty when the
+    text was re-tokenised.
+    """
 
     tokens: tuple[int, ...]  # [m]
+    lengths: tuple[int, ...] = ()  # [m] or empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +70,11 @@ class Step:
     draft_seconds: float
     verify_seconds: float
     seconds: float
+
+    @property
+    def ngram_hits(self) -> int:
+        """How many n-grams were proposed and accepted."""
+        return sum(length > 1 for length in self.proposal.lengths[: self.accepted])
 
     def provenance(self, i: int) -> Provenance:
         """Where `tokens[i]` came from: the drafter, or the target after a rejection or full acceptance."""

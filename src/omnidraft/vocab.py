@@ -17,6 +17,7 @@ from omnidraft.errors import VocabularyError
 _INVALID_UTF8 = re.compile("([\udc80-\udcff]+)")  # what the surrogateescape handler leaves of invalid bytes
 _BYTE_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
 _METASPACE = "\u2581"
+_BATCH = 10_000  # texts encoded at once: bounds the memory of their encodings
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -134,6 +135,21 @@ class Vocab:
         # An unknown token or another special one stands for bytes that were dropped.
         return [token for token in tokens if self.pieces[token]]
 
+    def encode_many(self, pieces: Sequence[bytes]) -> list[list[int]]:
+        """`encode_bytes` of each, on all cores."""
+        encoded: list[list[int]] = []
+        for start in range(0, len(pieces), _BATCH):
+            batch = pieces[start : start + _BATCH]
+            texts = [piece.decode("utf-8", "replace") for piece in batch]
+            for piece, text, encoding in zip(
+                batch, texts, self._encoder.encode_batch_fast(texts, add_special_tokens=False), strict=True
+            ):
+                valid = "\ufffd" not in text
+                encoded.append(
+                    [id for id in encoding.ids if self.pieces[id]] if valid else self.encode_bytes(piece)
+                )
+        return encoded
+
     def _spell(self, data: bytes) -> list[int]:
         if self._byte_level:
             known = "".join(_CHAR_OF[byte] for byte in data if self._byte_tokens[byte] is not None)
@@ -211,6 +227,11 @@ class Alignment:
         object.__setattr__(self, "draft_to_target", direct)
         object.__setattr__(self, "special_draft_to_target", forward)
         object.__setattr__(self, "special_target_to_draft", backward)
+
+    @cached_property
+    def same(self) -> bool:
+        """Whether the two tables are equal: then tokens need no translation, whatever the tokenizers' names."""
+        return self.draft.fingerprint == self.target.fingerprint
 
     @property
     def shared(self) -> int:
