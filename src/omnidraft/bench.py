@@ -39,27 +39,43 @@ def run(
 ) -> list[Run]:
     """Answer every prompt by every method, `repeat` times.
 
-    Methods take turns prompt by prompt, in rotated order, so that a machine that drifts does so under all of
-    them; every answer starts from empty KV caches. What `on_chunk` does is outside the clock. Options are those
-    of `OmniDraft.stream`.
+    A method may name its verification and splits too: `prefill:trie`, `ngram:compare:nosplits`. Methods take turns
+    prompt by prompt, in rotated order, so that a machine that drifts does so under all of them; every answer
+    starts from empty KV caches, every repeat of a task without n-grams. What `on_chunk` does is outside the clock.
+    Options are those of `OmniDraft.stream`.
 
     Raises:
         OptionError: an option outside its range; before anything is decoded.
     """
-    for method in methods:
-        make_options(method=method, **options)
+    chosen = {method: options | method_options(method) for method in methods}
+    for own in chosen.values():
+        make_options(**own)
     runs = []
     for r in range(repeat):
         for task, prompts in tasks.items():
+            models = {method: OmniDraft(target, drafter) for method in methods}
             for i, prompt in enumerate(prompts):
                 turn = (i + r) % len(methods)
                 for method in [*methods[turn:], *methods[:turn]]:
-                    stream = OmniDraft(target, drafter).stream(prompt, method=method, **options)
+                    models[method].reset()
+                    stream = models[method].stream(prompt, **chosen[method])
                     for chunk in stream.chunks():
                         on_chunk(method, prompt, chunk)
                     runs.append(Run(task, method, r, i, tuple(stream.tokens), stream.stats))
                     on_run(runs[-1])
     return runs
+
+
+def method_options(method: str) -> dict[str, Any]:
+    """The options that a method's name stands for: `method[:verification][:splits|:nosplits]`."""
+    name, *details = method.split(":")
+    options: dict[str, Any] = {"method": name}
+    for detail in details:
+        if detail in ("splits", "nosplits"):
+            options["splits"] = detail == "splits"
+        else:
+            options["verification"] = detail
+    return options
 
 
 def rows(runs: Sequence[Run], *, k: int, temperature: float, seed: int | None) -> list[dict[str, Any]]:
@@ -91,7 +107,7 @@ def rows(runs: Sequence[Run], *, k: int, temperature: float, seed: int | None) -
                 "steps": total.steps,
                 "acceptance_rate": total.acceptance_rate,
                 "tokens_per_step": total.tokens_per_step,
-                "ngram_hits_per_step": None,
+                "ngram_hits_per_step": total.ngram_hits / total.steps if total.ngram_hits else None,
                 "tokens_per_second": median(speed.values()),
                 "speedup": median(speed[r] / plain_speed[r] for r in speed) if plain else None,
                 "other_ms_per_step": 1000 * total.other_seconds / total.steps,

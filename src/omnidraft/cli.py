@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -53,7 +53,18 @@ RepetitionPenalty = Annotated[float, typer.Option(help="Divide the logits of tok
 PresencePenalty = Annotated[float, typer.Option(help="Subtract from the logits of tokens in the answer.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of the draws; the same seed gives the same answer.")]
 MaxTokens = Annotated[int, typer.Option(help="Most tokens of an answer.")]
-MethodName = Annotated[str, typer.Option(help="plain, direct, text or auto.")]
+MethodName = Annotated[str, typer.Option(help="plain, direct, ngram, prefill, text or auto.")]
+Verification = Annotated[
+    str, typer.Option(help="compare, trie, auto (all exact), or paper (the paper's approximation).")
+]
+Splits = Annotated[
+    bool | None, typer.Option("--splits/--no-splits", help="Take draft tokens apart that the target lacks.")
+]
+NGrams = Annotated[
+    Path | None, typer.Option("--ngrams", help="With method ngram: carry the n-grams on in this file.")
+]
+NGramCapacity = Annotated[int | None, typer.Option(help="N-grams kept at most.")]
+NGramEviction = Annotated[str, typer.Option(help="Which n-grams go first: lfu or lru.")]
 Dtype = Annotated[
     str, typer.Option(help="auto, float32, bfloat16 or float16; under auto a drafter is mixed.")
 ]
@@ -114,6 +125,8 @@ def generate(
     target: Target,
     drafter: DrafterName = "smollm2-135m",
     method: MethodName = "auto",
+    verification: Verification = "auto",
+    splits: Splits = None,
     k: K = 4,
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
@@ -132,6 +145,9 @@ def generate(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of the text.")
     ] = False,
+    ngrams: NGrams = None,
+    ngram_capacity: NGramCapacity = None,
+    ngram_eviction: NGramEviction = "lfu",
     dtype: Dtype = "auto",
     device: Device = "auto",
 ) -> None:
@@ -141,6 +157,8 @@ def generate(
         raise OptionError("the prompt is empty; give some text")
     options: dict[str, Any] = dict(
         method=method,
+        verification=verification,
+        splits=splits,
         k=k,
         temperature=temperature,
         top_p=top_p,
@@ -153,7 +171,14 @@ def generate(
         stop=stop or (),
         raw=raw,
     )
-    model = _load(target, drafter, dtype, device, options)
+    limits = {"ngram_capacity": ngram_capacity, "ngram_eviction": ngram_eviction}
+    with _ngrams_kept(ngrams, options) as ready:
+        model = _load(target, drafter, dtype, device, options, **limits)
+        ready(model)
+        _answer(model, prompt, options, as_json)
+
+
+def _answer(model: OmniDraft, prompt: str, options: dict[str, Any], as_json: bool) -> None:
     if as_json:
         answer = model.generate(prompt, **options)
         record = {
@@ -176,20 +201,39 @@ def chat(
     target: Target,
     drafter: DrafterName = "smollm2-135m",
     method: MethodName = "auto",
+    verification: Verification = "auto",
+    splits: Splits = None,
     k: K = 4,
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
     seed: Seed = None,
     max_tokens: MaxTokens = 1024,
     system: Annotated[str, typer.Option(help="A system message.")] = "",
+    ngrams: NGrams = None,
+    ngram_capacity: NGramCapacity = None,
+    ngram_eviction: NGramEviction = "lfu",
     dtype: Dtype = "auto",
     device: Device = "auto",
 ) -> None:
     """Talk with a model. /stats shows the counts, /reset forgets the conversation, Ctrl-C stops an answer."""
     options: dict[str, Any] = dict(
-        method=method, k=k, temperature=temperature, top_p=top_p, seed=seed, max_tokens=max_tokens
+        method=method,
+        verification=verification,
+        splits=splits,
+        k=k,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        max_tokens=max_tokens,
     )
-    model = _load(target, drafter, dtype, device, options)
+    limits = {"ngram_capacity": ngram_capacity, "ngram_eviction": ngram_eviction}
+    with _ngrams_kept(ngrams, options) as ready:
+        model = _load(target, drafter, dtype, device, options, **limits)
+        ready(model)
+        _converse(model, system, options)
+
+
+def _converse(model: OmniDraft, system: str, options: dict[str, Any]) -> None:
     opening = [{"role": "system", "content": system}] if system else []
     messages = list(opening)
     err.print("/stats, /reset, /quit; Ctrl-C stops an answer", style="dim")
@@ -247,9 +291,13 @@ def bench(
     drafter: DrafterName = "smollm2-135m",
     data: Annotated[Path, typer.Option(help="Folder of the task data.")] = Path("../shared/data"),
     limit: Annotated[int, typer.Option(help="Prompts per task.")] = 10,
-    methods: Annotated[str, typer.Option(help="Methods, separated by commas; speedup is against plain.")] = (
-        "plain,direct,text"
-    ),
+    methods: Annotated[
+        str,
+        typer.Option(
+            help="Methods, separated by commas, with verification and splits if wanted: plain,ngram,prefill:trie,"
+            "direct:compare:splits. Speedup is against plain."
+        ),
+    ] = ("plain,direct,text"),
     k: K = 4,
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
@@ -276,8 +324,8 @@ def bench(
     if as_json and not os.access(as_json.absolute().parent, os.W_OK):
         raise OptionError(f"{as_json} cannot be written; create its folder or choose another")
     for method in chosen:
-        _check(options | {"method": method})
-    model = _load(target, drafter, dtype, device, options, engine)
+        _check(options | benchmark.method_options(method))
+    model = _load(target, drafter, dtype, device, options, engine=engine)
     with _progress(len(chosen) * repeat * sum(map(len, prompts.values()))) as advance:
         runs = benchmark.run(
             model.target,
@@ -378,13 +426,43 @@ def _check(options: dict[str, Any]) -> None:
 
 
 def _load(
-    target: str, drafter: str, dtype: str, device: str, options: dict[str, Any], engine: str = "auto"
+    target: str, drafter: str, dtype: str, device: str, options: dict[str, Any], **loading: Any
 ) -> OmniDraft:
     _check(options)
     from omnidraft.engine import load
 
     plain = options.get("method") == "plain"
-    return load(target, None if plain else drafter, dtype=dtype, device=device, engine=engine)
+    return load(target, None if plain else drafter, dtype=dtype, device=device, **loading)
+
+
+@contextmanager
+def _ngrams_kept(path: Path | None, options: dict[str, Any]) -> Iterator[Callable[[OmniDraft], None]]:
+    """Begin with the n-grams of a file, if it exists, and write them back at the end, however it ends."""
+    if path is None:
+        yield lambda model: None
+        return
+    from omnidraft.engine import make_options
+    from omnidraft.ngrams import read_ngrams
+
+    strategy = make_options(**options).strategy
+    if strategy.method != "ngram":
+        raise OptionError("--ngrams is for method ngram; add --method ngram, or leave it out")
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise OptionError(f"{path} cannot be written; create its folder or choose another")
+    if path.exists():
+        read_ngrams(path)  # refuse a damaged file before the models are loaded
+    models: list[OmniDraft] = []
+
+    def ready(model: OmniDraft) -> None:
+        if path.exists():
+            model.load_ngrams(path, splits=strategy.splits)
+        models.append(model)
+
+    try:
+        yield ready
+    finally:
+        for model in models:
+            model.save_ngrams(path, splits=strategy.splits)
 
 
 def _dtype(model: OmniDraft) -> str:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from omnidraft import hub
@@ -158,15 +159,7 @@ class OmniDraft:
         ngram_capacity: int | None = None,
         ngram_eviction: Eviction = "lfu",
     ) -> None:
-        """`ngram_capacity`: how many n-grams `ngram` keeps; None keeps all. Beyond it the least frequently (`lfu`)
-        or the least recently (`lru`) accepted go."""
-        if ngram_capacity is not None and ngram_capacity < 0:
-            raise OptionError(f"ngram_capacity is {ngram_capacity}; it must be 0 or more")
-        if ngram_eviction not in get_args(Eviction):
-            raise OptionError(
-                f"unknown eviction {ngram_eviction!r}; use one of {', '.join(get_args(Eviction))}"
-            )
-        self._capacity: int | None = ngram_capacity
+        self._capacity = ngram_capacity
         self._eviction: Eviction = ngram_eviction
         self.target = target
         self.drafter = drafter
@@ -249,6 +242,19 @@ class OmniDraft:
             self._tries[method, splits] = trie
         return self._tries[method, splits]
 
+    def load_ngrams(self, path: Path, *, splits: bool = True) -> None:
+        """Let method `ngram` begin with the n-grams of a file.
+
+        Raises:
+            NGramFileError: not such a file, a damaged one, or one of another pair of vocabularies.
+        """
+        self.trie("ngram", splits=splits).load(path)
+
+    def save_ngrams(self, path: Path, *, splits: bool = True) -> None:
+        """Write the n-grams met so far; the file is replaced in one step."""
+        drafter = self.drafter.name if self.drafter else ""
+        self.trie("ngram", splits=splits).save(path, drafter=drafter, target=self.target.name)
+
     def reset(self) -> None:
         """Forget the KV caches; n-grams met stay."""
         self._target_session = self.target.session()
@@ -325,6 +331,8 @@ def load(
     dtype: str = "auto",
     device: str = "auto",
     engine: str = "auto",
+    ngram_capacity: int | None = None,
+    ngram_eviction: Eviction = "lfu",
 ) -> OmniDraft:
     """Load a target and a drafter, fetching them on first use.
 
@@ -332,10 +340,16 @@ def load(
     a drafter loaded once serves any number of targets. `drafter=None` decodes plainly. `dtype` and `device`
     are torch's names; `auto` is bfloat16 where the machine multiplies it in hardware, and CUDA where there is.
     Under `auto` the drafter is `mixed`: elsewhere too its passes over a single token are in bfloat16.
+    `ngram_capacity`: how many n-grams the method `ngram` keeps; None keeps all. Beyond it the least frequently
+    (`lfu`) or the least recently (`lru`) accepted ones go.
 
     Raises:
         OmniDraftError: the subclass says what is wrong with the name, the files or the options.
     """
+    if ngram_capacity is not None and ngram_capacity < 0:
+        raise OptionError(f"ngram_capacity is {ngram_capacity}; it must be 0 or more")
+    if ngram_eviction not in get_args(Eviction):
+        raise OptionError(f"unknown eviction {ngram_eviction!r}; use one of {', '.join(get_args(Eviction))}")
     if dtype == "mixed":
         raise OptionError("dtype 'mixed' is for drafters; use 'auto', which gives it to the drafter alone")
     for name in (target, drafter):
@@ -344,7 +358,12 @@ def load(
     where = {"device": device, "engine": engine}
     draft_dtype = "mixed" if dtype == "auto" else dtype
     loaded_drafter = load_model(drafter, dtype=draft_dtype, **where) if drafter is not None else None
-    return OmniDraft(load_model(target, dtype=dtype, **where), loaded_drafter)
+    return OmniDraft(
+        load_model(target, dtype=dtype, **where),
+        loaded_drafter,
+        ngram_capacity=ngram_capacity,
+        ngram_eviction=ngram_eviction,
+    )
 
 
 def load_model(

@@ -19,6 +19,7 @@ class Stats:
     steps: int = 0
     proposing_steps: int = 0
     acceptance_sum: float = 0.0
+    ngram_hits: int = 0  # accepted n-grams
     seconds: float = 0.0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
@@ -32,6 +33,7 @@ class Stats:
         self.verify_seconds += step.verify_seconds
         if step.proposal.tokens:
             self.proposing_steps += 1
+            self.ngram_hits += step.ngram_hits
             self.acceptance_sum += step.accepted / len(step.proposal.tokens)
 
     def merge(self, other: Stats) -> None:
@@ -63,6 +65,7 @@ class Stats:
             "steps": self.steps,
             "tokens_per_step": self.tokens_per_step,
             "acceptance_rate": self.acceptance_rate,
+            "ngram_hits": self.ngram_hits,
             "seconds": self.seconds,
             "tokens_per_second": self.tokens_per_second,
             "draft_seconds": self.draft_seconds,
