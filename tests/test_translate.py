@@ -102,7 +102,7 @@ def test_the_draft_context_follows_text_specials_and_bos() -> None:
     context.extend([bos, *TARGET.encode_bytes(b"the fl")])
     context.extend([*TARGET.encode_bytes(b"ake"), sep, eos, *TARGET.encode_bytes(b"fell")])
     own = DRAFT.specials
-    assert context.tokens == [
+    assert context.tokens.tolist() == [
         own["<bos>"],
         *DRAFT.encode_bytes(b"the flake"),
         own["<sep>"],

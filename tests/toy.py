@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from omnidraft.types import Row, Rows
+from omnidraft.types import Row, Rows, as_tokens
 from omnidraft.vocab import _CHAR_OF, Vocab
 
 CORPUS = (
@@ -56,7 +56,7 @@ def toy_vocab(merges: int, *, order: int = 0, padding: int = 0) -> Vocab:
 
 class ToySession:
     def __init__(self, model: ToyModel) -> None:
-        self.tokens: list[int] = []
+        self.tokens = as_tokens()
         self.seconds = 0.0
         self.passes: list[int] = []  # tokens of each pass
         self._model = model
@@ -66,7 +66,7 @@ class ToySession:
 
     def extend(self, tokens: Sequence[int], rows: int) -> Rows:
         self.passes.append(len(tokens))
-        self.tokens += tokens
+        self.tokens.extend(tokens)
         ends = range(len(self.tokens) - rows + 1, len(self.tokens) + 1)
         return np.stack([self._model.row(self.tokens[:end]) for end in ends]) if rows else np.empty((0, 0))
 

@@ -18,6 +18,7 @@ from omnidraft import __version__
 from omnidraft.errors import OmniDraftError, OptionError
 
 if TYPE_CHECKING:
+    from omnidraft.align import Report
     from omnidraft.decode import Chunk
     from omnidraft.engine import OmniDraft, Stream
     from omnidraft.stats import Stats
@@ -32,6 +33,8 @@ app = typer.Typer(
 )
 models_app = typer.Typer(no_args_is_help=False, invoke_without_command=True, rich_markup_mode=None)
 app.add_typer(models_app, name="models")
+ngrams_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look into files of n-grams.")
+app.add_typer(ngrams_app, name="ngrams")
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -145,6 +148,9 @@ def generate(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of the text.")
     ] = False,
+    json_schema: Annotated[
+        Path | None, typer.Option(help="A file with a JSON schema: the answer is a document of it.")
+    ] = None,
     ngrams: NGrams = None,
     ngram_capacity: NGramCapacity = None,
     ngram_eviction: NGramEviction = "lfu",
@@ -170,12 +176,24 @@ def generate(
         max_tokens=max_tokens,
         stop=stop or (),
         raw=raw,
+        json_schema=_schema(json_schema),
     )
     limits = {"ngram_capacity": ngram_capacity, "ngram_eviction": ngram_eviction}
     with _ngrams_kept(ngrams, options) as ready:
         model = _load(target, drafter, dtype, device, options, **limits)
         ready(model)
         _answer(model, prompt, options, as_json)
+
+
+def _schema(path: Path | None) -> Any:
+    if path is None:
+        return None
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionError(f"{path} cannot be read ({error.strerror}); check its name") from error
+    except ValueError as error:
+        raise OptionError(f"{path} is not JSON ({error}); give a file with a JSON schema") from error
 
 
 def _answer(model: OmniDraft, prompt: str, options: dict[str, Any], as_json: bool) -> None:
@@ -381,6 +399,205 @@ def demo(
     runs = benchmark.run(model.target, model.drafter, {"demo": PROMPTS}, methods, on_chunk=show, **options)
     out.print("\n")
     out.print(results_table(benchmark.rows(runs, k=k, temperature=0.0, seed=None)))
+
+
+@app.command()
+def align(
+    target: Target,
+    drafter: DrafterName = "smollm2-135m",
+    text: Annotated[
+        Path | None, typer.Option(help="A text file to measure on; without one, a sample of our own.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say how well two vocabularies meet, from the tokenizers alone.
+
+    The verdict: "good" if at least 95 % of the text's tokens cross on both sides and 80 % of the draft tokens
+    directly; "poor" if less than 80 % cross; "fair" between.
+    """
+    from dataclasses import asdict
+
+    from omnidraft import align as alignment
+    from omnidraft import hub
+
+    sample = alignment.read_text(text) if text else alignment.SAMPLE
+    for name in (target, drafter):
+        hub.check(name)
+    report = alignment.report(
+        alignment.load_vocab(drafter),
+        alignment.load_vocab(target),
+        drafter_name=drafter,
+        target_name=target,
+        text=sample,
+    )
+    if as_json:
+        print(json.dumps(asdict(report), ensure_ascii=False))
+    else:
+        out.print(_report_table(report, str(text) if text else "our own sample"))
+        out.print(report.verdict)
+
+
+def _report_table(report: Report, text_name: str) -> Table:
+    from rich.text import Text
+
+    from omnidraft.align import share
+    from omnidraft.picture import visible
+
+    table = Table(box=None, show_header=False)
+    text = report.text
+
+    def add(name: str, value: str) -> None:
+        table.add_row(Text(name), Text(visible(value)))
+
+    def of(part: int, whole: int) -> str:
+        return f"{part:,} ({share(part, whole):.1%})"
+
+    add("drafter", f"{report.drafter}, {report.draft_vocabulary:,} tokens")
+    add("  one target token each", of(report.shared, report.draft_vocabulary))
+    add("  several target tokens", of(report.respelled, report.draft_vocabulary))
+    add("  dropped: no spelling", of(report.dropped, report.draft_vocabulary))
+    add("target", f"{report.target}, {report.target_vocabulary:,} tokens")
+    add("same vocabulary", "yes" if report.same else "no")
+    matched = [a if a == b else f"{a} = {b}" for a, b in report.specials.items()]
+    more = f", and {len(matched) - 6} more" if len(matched) > 6 else ""
+    add("special tokens matched", (", ".join(matched[:6]) + more) or "none")
+    lost = f", {text.unspelled_bytes:,} of them not in the drafter's tokens" if text.unspelled_bytes else ""
+    add("text", f"{text_name}, {text.bytes:,} bytes{lost}")
+    add("  draft tokens", f"{text.draft_tokens:,}")
+    add("    usable directly", of(text.direct, text.draft_tokens))
+    add("    by splits", of(text.splits, text.draft_tokens))
+    add("    not at all", of(text.unusable, text.draft_tokens))
+    add("  target tokens", f"{text.target_tokens:,}")
+    add("    base symbols", of(text.base, text.target_tokens))
+    add("    n-grams", of(text.ngrams, text.target_tokens))
+    add("    out of reach", of(text.unreachable, text.target_tokens))
+    add("prefilled trie", f"{report.ngrams:,} n-grams, {report.trie_bytes / 1e6:.1f} MB")
+    add("ready after", f"{report.seconds:.1f} s, {'built' if report.built else 'from the cache folder'}")
+    return table
+
+
+@ngrams_app.command("show")
+def show_ngrams(
+    file: Annotated[Path, typer.Argument(help="A file written by --ngrams.")],
+    limit: Annotated[int, typer.Option(help="Rows at most, the most used first.")] = 40,
+) -> None:
+    """Show the n-grams of a file."""
+    from rich.text import Text
+
+    from omnidraft.ngrams import read_ngrams
+    from omnidraft.picture import visible
+
+    if limit < 1:
+        raise OptionError(f"limit is {limit}; it must be 1 or more")
+    record = read_ngrams(file)
+    entries = sorted(record["entries"], key=lambda entry: -int(entry["uses"]))
+    uses = sum(int(entry["uses"]) for entry in entries)
+    names = (str(record["drafter"]["name"]), str(record["target"]["name"]))
+    heading = f"{names[0]} drafting for {names[1]}: {len(entries):,} n-grams, {uses:,} accepted uses"
+    out.print(visible(heading), style="bold", markup=False)
+    table = Table("text", "pieces", box=None)
+    table.add_column("uses", justify="right")
+    table.add_column("token", justify="right")
+    for entry in entries[:limit]:
+        pieces = " ".join(_quoted(symbol) for symbol in entry["symbols"])
+        table.add_row(
+            Text(_quoted(entry["text"])), Text(pieces), str(int(entry["uses"])), str(int(entry["token"]))
+        )
+    if entries:
+        out.print(table)
+    if len(entries) > limit:
+        out.print(f"{len(entries) - limit:,} more; --limit shows them", style="dim")
+
+
+def _quoted(text: str) -> str:
+    from omnidraft.picture import visible
+
+    return f"'{visible(text)}'"
+
+
+@ngrams_app.command("export")
+def export(
+    file: Annotated[Path, typer.Argument(help="A file written by --ngrams.")],
+    to: Annotated[Path, typer.Argument(metavar="OUT", help="CSV if it ends in .csv, else JSON lines.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it exists.")] = False,
+) -> None:
+    """Write the n-grams of a file as CSV or JSON lines."""
+    from omnidraft.ngrams import export_ngrams, read_ngrams
+
+    record = read_ngrams(file)
+    if to.exists() and to.samefile(file):
+        raise OptionError(f"{to} is the n-gram file itself; choose another name")
+    if to.exists() and not force:
+        raise OptionError(f"{to} exists; add --force to replace it, or choose another name")
+    _check_writable(to)
+    export_ngrams(record, to)
+    out.print(f"{len(record['entries']):,} n-grams to {to}", markup=False)
+
+
+@app.command()
+def explain(
+    prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
+    target: Target,
+    drafter: DrafterName = "smollm2-135m",
+    method: MethodName = "auto",
+    verification: Verification = "auto",
+    splits: Splits = None,
+    k: K = 4,
+    temperature: Temperature = 0.0,
+    seed: Seed = 0,
+    max_tokens: MaxTokens = 32,
+    only: Annotated[int | None, typer.Option("--step", help="This step only, counted from 1.")] = None,
+    to_svg: Annotated[Path | None, typer.Option("--svg", help="Write the pictures here too.")] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Do not put the prompt through the chat template.")
+    ] = False,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+) -> None:
+    """Show how an answer came about, step by step: what was drafted, proposed, accepted and corrected."""
+    from omnidraft import picture
+
+    prompt = sys.stdin.read() if prompt == "-" else prompt
+    if not prompt:
+        raise OptionError("the prompt is empty; give some text")
+    if method == "plain":
+        raise OptionError("plain decoding has no drafts to explain; choose another method")
+    if only is not None and only < 1:
+        raise OptionError(f"step is {only}; it must be 1 or more")
+    if to_svg:
+        _check_writable(to_svg)
+    options: dict[str, Any] = dict(
+        method=method,
+        verification=verification,
+        splits=splits,
+        k=k,
+        temperature=temperature,
+        seed=seed,
+        max_tokens=max_tokens,
+        raw=raw,
+    )
+    model = _load(target, drafter, dtype, device, options)
+    shown = []
+    steps = 0
+    for drawn in picture.explain(model, prompt, **options):
+        steps += 1
+        if only in (None, steps):
+            out.print(drawn.text())
+            shown.append(drawn)
+        if steps == only:
+            break
+    if not shown:
+        raise OptionError(
+            f"the answer has {steps} steps, and step {only} was asked for; choose a smaller one"
+        )
+    if to_svg:
+        to_svg.write_text(picture.svg(shown), encoding="utf-8")
+
+
+def _check_writable(path: Path) -> None:
+    """Refuse a file that cannot be written, before the work that would fill it."""
+    if path.is_dir() or not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        raise OptionError(f"{path} cannot be written; create its folder or choose another")
 
 
 def results_table(rows: Sequence[dict[str, Any]]) -> Table:

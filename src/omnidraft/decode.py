@@ -10,7 +10,7 @@ from time import perf_counter
 from omnidraft.drafting import Drafter
 from omnidraft.sampling import Sampler
 from omnidraft.session import Session, feed
-from omnidraft.types import Draft, Proposal, Provenance, Step
+from omnidraft.types import Draft, Proposal, Provenance, Step, as_tokens
 from omnidraft.verify import Rule
 from omnidraft.vocab import Vocab
 
@@ -31,18 +31,18 @@ def decode(
     Yields until a token in `ends` or `max_tokens` tokens. Abandoning the iterator is safe at any Step: the
     next answer's `feed` puts the sessions right.
     """
-    context = list(prompt)
+    context = as_tokens(prompt)
     while (room := len(prompt) + max_tokens - len(context)) > 0:
         start = perf_counter()
         drafted_before = drafter.session.seconds if drafter else 0.0
         verified_before = target.seconds
         draft, proposal = drafter.propose(context, min(k, room - 1)) if drafter else (Draft(()), Proposal(()))
         proposal = replace(proposal, tokens=proposal.tokens[: room - 1], lengths=proposal.lengths[: room - 1])
-        rows = feed(target, [*context, *proposal.tokens], rows=len(proposal.tokens) + 1)
+        rows = feed(target, context + as_tokens(proposal.tokens), rows=len(proposal.tokens) + 1)
         verdict = rule(rows, draft, proposal, sampler, ends)
         if drafter:
             drafter.translator.observe(verdict.tokens, proposal, verdict.accepted)
-        context += verdict.tokens
+        context.extend(verdict.tokens)
         yield Step(
             draft=draft,
             proposal=proposal,

@@ -9,7 +9,7 @@ import numpy as np
 from omnidraft.sampling import Sampler
 from omnidraft.session import Session, feed
 from omnidraft.translate import DraftContext, Translator
-from omnidraft.types import Draft, Proposal, Row
+from omnidraft.types import Draft, Proposal, Row, as_tokens
 
 
 class Drafter:
@@ -48,7 +48,7 @@ class Drafter:
             and len(written) < k
             and not (written and written[-1] in self.translator.ends)
         ):
-            tokens = [*self._context.tokens, *written]
+            tokens = self._context.tokens + as_tokens(written)
             if len(tokens) - self._start > self._context_length - k:
                 self._start = len(tokens) - self._context_length // 2
             row = feed(self.session, tokens[self._start :], rows=1)[0]

@@ -14,7 +14,7 @@ from omnidraft.decode import Chunk, decode, stream_text
 from omnidraft.drafting import Drafter
 from omnidraft.errors import ContextLengthError, MissingExtraError, OptionError
 from omnidraft.ngrams import Eviction, Lexicon, Trie
-from omnidraft.sampling import Sampler, Sampling
+from omnidraft.sampling import Processor, Sampler, Sampling
 from omnidraft.session import Model, Session
 from omnidraft.stats import Stats
 from omnidraft.translate import SymbolTranslator, TextTranslator, Translator
@@ -46,7 +46,9 @@ class Options:
     before, `prefill` all n-grams, `text` the drafted text re-tokenised. verification: `compare` and `trie` leave
     the target's law as it is, `paper` is the paper's approximation; `text` goes with `compare` only. `auto` is what
     measures best (docs/decisions.md). splits: whether draft tokens that the target lacks are taken apart; None
-    does so for `ngram` and `prefill`, except under `paper`, which cannot.
+    does so for `ngram` and `prefill`, except under `paper`, which cannot. json_schema: the answer is a JSON document
+    of this schema (extra `grammar`). processors: logits processors of transformers, grammars of
+    `omnidraft.processors`, or functions of (tokens so far, logits) that return changed logits.
 
     Raises:
         OptionError: a value outside its range, or values that do not go together.
@@ -59,6 +61,8 @@ class Options:
     max_tokens: int = 512
     stop: tuple[str, ...] = ()
     raw: bool = False
+    json_schema: str | Mapping[str, Any] | None = None
+    processors: tuple[Any, ...] = ()
     sampling: Sampling = field(default_factory=Sampling)
 
     def __post_init__(self) -> None:
@@ -80,6 +84,10 @@ class Options:
             raise OptionError(f"max_tokens is {self.max_tokens}; it must be 1 or more")
         if not all(self.stop):
             raise OptionError("a stop string is empty; leave it out")
+        if self.json_schema is not None:
+            from omnidraft.processors import check_schema
+
+            check_schema(self.json_schema)
 
     @property
     def strategy(self) -> Strategy:
@@ -263,9 +271,10 @@ class OmniDraft:
     def _steps(self, tokens: list[int], options: Options, limit: int) -> Iterator[Step]:
         vocab = self.target.vocab
         strategy = options.strategy
+        processors = self._processors(options, len(tokens))
         if self.drafter is None and options.method == "auto":
             strategy = replace(strategy, method="plain")
-        sampler = Sampler(options.sampling, tokens, vocab.size)
+        sampler = Sampler(options.sampling, tokens, vocab.size, processors=processors)
         rule = self._rule(strategy)
         return decode(
             self._target_session,
@@ -277,6 +286,19 @@ class OmniDraft:
             max_tokens=limit,
             ends=vocab.eos,
         )
+
+    def _processors(self, options: Options, prompt_length: int) -> list[Processor]:
+        """The answer's own: what has a state begins anew."""
+        if not options.processors and options.json_schema is None:
+            return []
+        from omnidraft.processors import Grammar, as_processor, json_schema
+
+        given: list[Any] = [*options.processors]
+        if options.json_schema is not None:
+            given.append(json_schema(self.target.vocab, options.json_schema))
+        return [
+            one.processor(prompt_length) if isinstance(one, Grammar) else as_processor(one) for one in given
+        ]
 
     def _rule(self, strategy: Strategy) -> Rule:
         if strategy.verification == "compare":
@@ -317,6 +339,7 @@ def make_options(**options: Any) -> Options:
             f"unknown option {', '.join(sorted(unknown))}; known are {', '.join(sorted(own | sampling))}"
         )
     stop = options.get("stop") or ()
+    options["processors"] = tuple(options.get("processors") or ())
     options["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
     return Options(
         **{name: value for name, value in options.items() if name in own},

@@ -8,6 +8,8 @@ so a node of the trie is a range of rows, and no tree is ever built.
 
 from __future__ import annotations
 
+import copy
+import csv
 import json
 import os
 import sys
@@ -136,8 +138,7 @@ class Lexicon:
     @classmethod
     def cached(cls, alignment: Alignment, folder: Path) -> Lexicon:
         """The lexicon of a pair from `folder`, built and kept there the first time."""
-        name = f"{alignment.draft.fingerprint[:16]}-{alignment.target.fingerprint[:16]}-{_TABLE_VERSION}.npz"
-        path = folder / name
+        path = cls.file(alignment, folder)
         if path.exists():
             try:
                 with np.load(path, allow_pickle=False) as arrays:
@@ -154,6 +155,12 @@ class Lexicon:
                 np.savez(file, **lexicon._arrays())  # type: ignore[arg-type]
             part.replace(path)
         return lexicon
+
+    @staticmethod
+    def file(alignment: Alignment, folder: Path) -> Path:
+        """Where `cached` keeps the lexicon of a pair."""
+        name = f"{alignment.draft.fingerprint[:16]}-{alignment.target.fingerprint[:16]}-{_TABLE_VERSION}.npz"
+        return folder / name
 
     def _arrays(self) -> dict[str, NDArray[Any]]:
         return {"token_of": self.token_of} | {
@@ -310,6 +317,7 @@ class Trie:
     def fill(self) -> None:
         """Make every target token that has a spelling a member, whatever the capacity (method `prefill`)."""
         self._member |= self._eligible
+        self._changed()
 
     def insert(self, tokens: Iterable[int]) -> None:
         """Know these verified target tokens from now on; those without an n-gram spelling are passed over."""
@@ -318,8 +326,15 @@ class Trie:
             if row >= 0 and self._eligible[row] and not self._member[row]:
                 self._member[row] = True
                 self.uses[token] = 0
+                self._changed()
         if self.capacity is not None and len(self.uses) > self.capacity:
             self._evict(self.capacity)
+
+    def snapshot(self) -> Trie:
+        """The trie as it is now; what is met later does not enter it."""
+        trie = copy.copy(self)
+        trie._member, trie.uses = self._member.copy(), dict(self.uses)
+        return trie
 
     def use(self, token: int) -> None:
         """Count an accepted use of an n-gram."""
@@ -332,6 +347,10 @@ class Trie:
         for token in list(order)[:surplus]:
             del self.uses[token]
             self._member[self._table.row(token)] = False
+        self._changed()
+
+    def _changed(self) -> None:
+        self.__dict__.pop("_known", None)
 
     def __len__(self) -> int:
         """How many n-grams are known."""
@@ -344,6 +363,11 @@ class Trie:
 
     # The walk
 
+    @cached_property
+    def _known(self) -> tuple[Ints, Ints, Ints]:
+        """`tokens` and `branches` of the root, where nearly every correction is drawn; until a member changes."""
+        return self._tokens(self.root), *self._branches(self.root)
+
     @property
     def root(self) -> Node:
         return self._table.root
@@ -352,6 +376,18 @@ class Trie:
         """The node that `symbol` leads to, or None where no known token goes on so."""
         child = self._table.child(node, symbol)
         return child if self._member[child.low : child.high].any() else None
+
+    def find(self, symbols: Iterable[int]) -> Node | None:
+        """The node of these symbols, or None where no known token begins so."""
+        node: Node | None = self.root
+        for symbol in symbols:
+            node = self.child(node, symbol) if node else None
+        return node
+
+    def spelling(self, token: int) -> tuple[int, ...]:
+        """The symbols of a known token; none of another."""
+        row = self._table.row(token)
+        return self._table.spelling(row) if row >= 0 and self._member[row] else ()
 
     def own(self, node: Node) -> int | None:
         """The token that ends at `node`."""
@@ -365,6 +401,9 @@ class Trie:
 
     def tokens(self, node: Node) -> Ints:
         """The known tokens at or below `node`."""
+        return self._known[0] if node.depth == 0 else self._tokens(node)
+
+    def _tokens(self, node: Node) -> Ints:
         rows = slice(node.low, node.high)
         return self._table.ids[rows][self._member[rows]]
 
@@ -373,6 +412,9 @@ class Trie:
 
         Returns (symbols [b], counts [b]): the tokens below `node` stand symbol by symbol, `counts` of each.
         """
+        return self._known[1:] if node.depth == 0 else self._branches(node)
+
+    def _branches(self, node: Node) -> tuple[Ints, Ints]:
         symbols, begins = self._table.children(node)
         if not len(symbols):
             return symbols, begins
@@ -478,11 +520,30 @@ def read_ngrams(path: Path) -> dict[str, Any]:
             record[side]["name"], record[side]["fingerprint"]
         for entry in record["entries"]:
             int(entry["token"]), int(entry["uses"]), int(entry["recency"])
+            "".join([entry["text"], *entry["symbols"]])  # all of them texts
     except FileNotFoundError as error:
         raise NGramFileError(f"{path} does not exist; check the name") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise NGramFileError(f"{path} is not a whole n-gram file; remove it, or choose another") from error
     return record
+
+
+def export_ngrams(record: dict[str, Any], path: Path) -> None:
+    """Write a record's entries for other programs: CSV if `path` ends in .csv, else JSON lines.
+
+    In CSV the symbols are one field, a JSON list.
+    """
+    names = ("token", "text", "symbols", "uses")
+    rows = [{name: entry[name] for name in names} for entry in record["entries"]]
+    # A lone surrogate, which only a file made by hand can hold, is escaped as JSON does.
+    with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+        if path.suffix.lower() == ".csv":
+            writer = csv.DictWriter(file, names)
+            writer.writeheader()
+            for row in rows:
+                writer.writerow(row | {"symbols": json.dumps(row["symbols"], ensure_ascii=False)})
+        else:
+            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def _text(piece: bytes) -> str:

@@ -75,9 +75,17 @@ def law(
     logits: Row,  # [V], after penalties
     sampling: Sampling,
 ) -> Row:
-    """Probabilities, up to a factor, after temperature, top-k, top-p and min-p. [V]; the largest is 1."""
-    p: Row = logits - logits.max()
-    p /= sampling.temperature
+    """Probabilities, up to a factor, after temperature, top-k, top-p and min-p. [V]; the largest is 1.
+
+    Raises:
+        InvalidLogitsError: NaN, +inf, or nothing but -inf.
+    """
+    top = logits.max()  # NaN, if there is one
+    if not np.isfinite(top):
+        raise InvalidLogitsError(_INVALID)
+    p: Row = logits - top
+    if sampling.temperature != 1:
+        p /= sampling.temperature
     np.exp(p, out=p)
     if sampling.top_k or sampling.top_p < 1:
         kept = _likeliest(p, sampling)
@@ -189,7 +197,7 @@ class Sampler:
         if self.sampling.temperature == 0:
             token = _likeliest_token(logits)
         else:
-            token = self.noise.at(self.position, _finite_law(logits, self.sampling))
+            token = self.noise.at(self.position, law(logits, self.sampling))
         self.commit(token)
         return token
 
@@ -203,7 +211,7 @@ class Sampler:
             p = np.zeros_like(logits)
             p[_likeliest_token(logits)] = 1
             return p
-        return _finite_law(logits, self.sampling)
+        return law(logits, self.sampling)
 
     def commit(self, token: int) -> None:
         """The answer goes on with `token`."""
@@ -255,15 +263,6 @@ def _likeliest_token(logits: Row) -> int:
     if not np.isfinite(logits[token]):
         raise InvalidLogitsError(_INVALID)
     return token
-
-
-def _finite_law(logits: Row, sampling: Sampling) -> Row:
-    with np.errstate(invalid="ignore"):
-        p = law(logits, sampling)
-    # A bad row has a largest entry that is not 1, as is the law's of a good one.
-    if not p.max() == 1:
-        raise InvalidLogitsError(_INVALID)
-    return p
 
 
 _INVALID = "the target's logits hold NaN or infinity; load it with dtype='float32', or check that its files are whole"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from omnidraft.types import Rows
+from omnidraft.types import Rows, Tokens, as_tokens
 from omnidraft.vocab import Vocab
 
 _CHUNK = 512  # tokens of a prefill pass: bounds the memory of attention and activations
@@ -17,7 +17,7 @@ class Session(Protocol):
     `tokens` is what the cache holds; `seconds` is the wall time spent in passes so far.
     """
 
-    tokens: list[int]
+    tokens: Tokens[int]
     seconds: float
 
     def truncate(self, length: int) -> None:
@@ -62,6 +62,8 @@ def feed(
     """
     if not 1 <= rows <= len(tokens):
         raise ValueError(f"rows is {rows}, must be in 1..{len(tokens)}")
+    if not isinstance(tokens, Tokens):
+        tokens = as_tokens(tokens)
     keep = min(_common_prefix(session.tokens, tokens), len(tokens) - rows)
     if keep < len(session.tokens):
         session.truncate(keep)
@@ -72,8 +74,8 @@ def feed(
     return session.extend(tokens[keep:], rows)
 
 
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common prefix. Slices compare in C, which keeps a long context as cheap as a short one."""
+def _common_prefix(a: Tokens[int], b: Tokens[int]) -> int:
+    """Length of the common prefix, found by comparing blocks of memory."""
     low, high = 0, min(len(a), len(b))
     if a[:high] == b[:high]:
         return high

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnidraft.ngrams import Trie
-from omnidraft.types import Draft, Proposal
+from omnidraft.types import Draft, Proposal, as_tokens
 from omnidraft.vocab import Alignment, Vocab, runs
 
 _WINDOW = (
@@ -56,12 +56,12 @@ class DraftContext:
 
     def __init__(self, alignment: Alignment) -> None:
         self.alignment = alignment
-        self.tokens: list[int] = []
+        self.tokens = as_tokens()
 
     def extend(self, target_tokens: Sequence[int]) -> None:
         """Follow the target's context by these tokens of it."""
         if self.alignment.same:
-            self.tokens += target_tokens
+            self.tokens.extend(target_tokens)
             return
         draft = self.alignment.draft
         for run in runs(self.alignment.target, target_tokens):
@@ -69,9 +69,10 @@ class DraftContext:
                 self.tokens.append(draft.bos)
             if isinstance(run, bytes):
                 keep, tokens = retokenise(draft, self.tokens, run)
-                self.tokens[keep:] = tokens
+                self.tokens[keep:] = as_tokens(tokens)
             elif (special := self.alignment.special_target_to_draft.get(run)) is not None and (
-                self.tokens != [special]  # the target's BOS, or a chat that begins with the drafter's
+                list(self.tokens[:2])
+                != [special]  # the target's BOS, or a chat that begins with the drafter's
             ):
                 self.tokens.append(special)
 

@@ -5,11 +5,14 @@ m        proposed target tokens after translation
 n        accepted target tokens, 0 <= n <= m
 symbol   a token that both vocabularies have, byte for byte: what n-grams and splits are spelled in
 V_draft  width of the drafter's logits;  V_target  width of the target's
-Token ids are `list[int]` or `tuple[int, ...]`; the bytes a token stands for are its `piece`.
+Token ids are `list[int]`, `tuple[int, ...]`, or `Tokens` where a sequence grows with the context; the bytes a
+token stands for are its `piece`.
 """
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,6 +23,16 @@ from numpy.typing import NDArray
 # torch's time, since it wakes no threads and its argmax uses the vector units.
 Row = NDArray[np.floating[Any]]  # [V]
 Rows = NDArray[np.floating[Any]]  # [rows, V]
+
+# Contexts and what KV caches hold: machine integers side by side. Comparing two of them, which every pass does, then
+# costs the same at any length; lists of integers lie scattered in memory, cold after each pass.
+Tokens = array  # of int
+
+
+def as_tokens(ids: Iterable[int] = ()) -> Tokens[int]:
+    """Token ids as one block of memory."""
+    return array("i", ids)
+
 
 Provenance = Literal["drafted", "correction", "free"]
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.cache_utils import Cache, DynamicLayer
 
 from omnidraft.errors import OptionError, VocabularyError
-from omnidraft.types import Rows
+from omnidraft.types import Rows, as_tokens
 from omnidraft.vocab import Vocab
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "mixed")
@@ -91,7 +91,7 @@ class HuggingFaceSession:
     """One KV cache of a transformers model; see `omnidraft.session.Session`."""
 
     def __init__(self, module: Any) -> None:
-        self.tokens: list[int] = []
+        self.tokens = as_tokens()
         self.seconds = 0.0
         self._module = module
         self._cache = Cache(layer_class_to_replicate=_RewindableLayer)
@@ -125,7 +125,7 @@ class HuggingFaceSession:
         except BaseException:
             self.truncate(len(self.tokens))  # a Ctrl-C in the middle of a pass leaves some layers longer
             raise
-        self.tokens += tokens
+        self.tokens.extend(tokens)
         needed: Rows = logits[len(logits) - rows :].float().cpu().numpy()
         return needed
 
@@ -142,7 +142,7 @@ class HuggingFaceModel:
         self.name = name
         self.device = resolve_device(device)
         self.dtype = resolve_dtype(dtype, self.device)
-        self.tokenizer = self._load_tokenizer(folder)
+        self.tokenizer = _load_tokenizer(folder, name)
         self.module = AutoModelForCausalLM.from_pretrained(folder, dtype=self.dtype).to(self.device).eval()
         self.module.requires_grad_(False)
         self._width: int = self.module.get_output_embeddings().weight.shape[0]
@@ -156,33 +156,11 @@ class HuggingFaceModel:
         config = self.module.config.get_text_config()
         self.context_length: int = getattr(config, "max_position_embeddings", None) or 2**31
 
-    def _load_tokenizer(self, folder: Path) -> Any:
-        try:
-            return AutoTokenizer.from_pretrained(folder)
-        except (OSError, ValueError) as error:
-            raise VocabularyError(
-                f"{self.name} has no tokenizer that transformers can load ({str(error).splitlines()[0]}); "
-                "put the model's tokenizer.json beside its weights"
-            ) from error
-
     @cached_property
     def vocab(self) -> Vocab:
         """The tokenizer's table of bytes, as wide as the model's logits."""
-        backend = getattr(self.tokenizer, "backend_tokenizer", None)
-        if backend is None:
-            raise VocabularyError(
-                f"{self.name} has a slow tokenizer only; put its tokenizer.json beside the weights"
-            )
         eos = self.module.generation_config.eos_token_id
-        listed = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
-        own = self.tokenizer.eos_token_id
-        return Vocab(
-            backend,
-            width=self._width,
-            # Not `bos_token_id`: many families name a BOS and yet begin without one.
-            bos=next(iter(self.tokenizer("").input_ids), None),
-            eos=[*([own] if own is not None else []), *listed],
-        )
+        return _read_vocab(self.tokenizer, self.name, width=self._width, eos=eos)
 
     def session(self) -> HuggingFaceSession:
         """A new, empty KV cache."""
@@ -211,6 +189,48 @@ class HuggingFaceModel:
     def encode(self, text: str) -> list[int]:
         """Raw text as the model's tokenizer gives it, its own BOS included."""
         return list(self.tokenizer(text).input_ids)
+
+
+def load_vocab(folder: Path, name: str) -> Vocab:
+    """`HuggingFaceModel.vocab` of a checkpoint whose weights are not read.
+
+    Raises:
+        VocabularyError: as for `HuggingFaceModel`.
+    """
+    tokenizer = _load_tokenizer(folder, name)
+    try:
+        generation = GenerationConfig.from_pretrained(folder)
+    except OSError:  # a checkpoint may lack that file; then, as for a model, its config says the same
+        generation = GenerationConfig.from_pretrained(
+            folder, config_file_name="config.json", _from_model_config=True
+        )
+    width = AutoConfig.from_pretrained(folder).get_text_config().vocab_size  # rows of the output embedding
+    return _read_vocab(tokenizer, name, width=width, eos=generation.eos_token_id)
+
+
+def _load_tokenizer(folder: Path, name: str) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise VocabularyError(
+            f"{name} has no tokenizer that transformers can load ({str(error).splitlines()[0]}); "
+            "put the model's tokenizer.json beside its weights"
+        ) from error
+
+
+def _read_vocab(tokenizer: Any, name: str, *, width: int, eos: int | list[int] | None) -> Vocab:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise VocabularyError(f"{name} has a slow tokenizer only; put its tokenizer.json beside the weights")
+    listed = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+    own = tokenizer.eos_token_id
+    return Vocab(
+        backend,
+        width=width,
+        # Not `bos_token_id`: many families name a BOS and yet begin without one.
+        bos=next(iter(tokenizer("").input_ids), None),
+        eos=[*([own] if own is not None else []), *listed],
+    )
 
 
 def resolve_device(device: str) -> str:
