@@ -33,7 +33,7 @@ app = typer.Typer(
 )
 models_app = typer.Typer(no_args_is_help=False, invoke_without_command=True, rich_markup_mode=None)
 app.add_typer(models_app, name="models")
-ngrams_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look into files of n-grams.")
+ngrams_app = typer.Typer(no_args_is_help=False, rich_markup_mode=None, help="Look into files of n-grams.")
 app.add_typer(ngrams_app, name="ngrams")
 
 out = Console(highlight=False, soft_wrap=True)

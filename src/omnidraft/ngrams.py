@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,18 +142,16 @@ class Lexicon:
         path = cls.file(alignment, folder)
         if path.exists():
             try:
-                with np.load(path, allow_pickle=False) as arrays:
+                with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                     return cls._of_arrays(alignment, dict(arrays))
-            except (OSError, ValueError, KeyError, EOFError):
-                path.unlink(
-                    missing_ok=True
-                )  # cut off while it was written, or damaged; it can be built again
+            except (OSError, ValueError, KeyError, EOFError, BadZipFile):
+                path.unlink(missing_ok=True)  # cut off or damaged; it can be built again
         lexicon = cls.build(alignment)
         if len(lexicon.target.ids) > _WORTH_KEEPING:
             folder.mkdir(parents=True, exist_ok=True)
             part = path.with_suffix(f".{os.getpid()}.part")
-            with part.open("wb") as file:
-                np.savez(file, **lexicon._arrays())  # type: ignore[arg-type]
+            with part.open("wb") as written:
+                np.savez(written, **lexicon._arrays())  # type: ignore[arg-type]
             part.replace(path)
         return lexicon
 
@@ -524,7 +523,9 @@ def read_ngrams(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise NGramFileError(f"{path} does not exist; check the name") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise NGramFileError(f"{path} is not a whole n-gram file; remove it, or choose another") from error
+        raise NGramFileError(
+            f"{path} is not a whole n-gram file; choose another, or remove it if it was one"
+        ) from error
     return record
 
 

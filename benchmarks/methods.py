@@ -1,0 +1,387 @@
+"""Tokens per step of every method and rule, paired by prompt, with bootstrap confidence intervals.
+
+A seeded answer under `compare` is the target's own whatever is proposed, and so is any answer at temperature 0. So the
+target's answers are recorded once, in batches, and replayed: only the drafter runs, and each of its passes once for
+all methods. At a temperature the rules `trie` and `paper` choose their own way through the target's law and are
+decoded live (`--live`). `perfect` is a drafter that writes the recorded answer: what it loses is translation's alone.
+
+Every finished prompt is kept in `--out`, a JSON Lines file; the same command goes on where it stopped. `--table` only
+prints what is in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import numpy as np
+import torch
+import typer
+
+from omnidraft import OmniDraft, hub, load_model
+from omnidraft.bench import method_options
+from omnidraft.decode import decode
+from omnidraft.drafting import Drafter
+from omnidraft.engine import make_options
+from omnidraft.provenance import provenance
+from omnidraft.sampling import Sampler, Sampling
+from omnidraft.session import feed
+from omnidraft.stats import Stats
+from omnidraft.tasks import load_task
+from omnidraft.translate import TextTranslator, Translator
+from omnidraft.types import Draft, Proposal, Rows, as_tokens
+
+REPLAYED = [
+    "direct:compare:nosplits", "direct:compare:splits", "ngram:compare:nosplits", "ngram:compare:splits",
+    "prefill:compare:nosplits", "prefill:compare:splits", "text:compare",
+]  # fmt: skip
+IDEAL = "ideal"
+LAW_AWARE = [
+    "prefill:trie:splits", "ngram:trie:splits", "direct:trie:splits", "prefill:paper", "ngram:paper",
+    "direct:paper", "prefill:trie:nosplits", "ngram:trie:nosplits", "direct:trie:nosplits",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Result:
+    """One prompt by one method."""
+
+    task: str
+    prompt: int
+    temperature: float
+    k: int
+    method: str
+    tokens: int
+    steps: int
+    acceptance: float | None
+    ngram_hits: int
+
+
+class Replay:
+    """A target's session that knows only its recorded answer: the row at each position has it as its maximum."""
+
+    def __init__(self, prompt: Sequence[int], answer: Sequence[int], width: int) -> None:
+        self.tokens = as_tokens()
+        self.seconds = 0.0
+        self._text = [*prompt, *answer]
+        self._width = width
+
+    def truncate(self, length: int) -> None:
+        """See `omnidraft.session.Session`."""
+        del self.tokens[length:]
+
+    def extend(self, tokens: Sequence[int], rows: int) -> Rows:
+        """Rows behind a token that is not the answer's are never looked at."""
+        self.tokens.extend(tokens)
+        logits = np.full((rows, self._width), -100, np.float32)
+        end = len(self.tokens) + 1
+        for row, token in zip(logits, self._text[end - rows : end], strict=False):
+            row[token] = 0
+        return logits
+
+
+class Memo:
+    """A drafter's session that runs each pass once, whichever method asks; keeps the likeliest tokens of a row."""
+
+    def __init__(self, model: Any) -> None:
+        self.tokens = as_tokens()
+        self.seconds = 0.0
+        self.rows: dict[bytes, tuple[Any, Any]] = {}
+        self._width = model.vocab.width
+        self._session = model.session()
+
+    def truncate(self, length: int) -> None:
+        """See `omnidraft.session.Session`."""
+        del self.tokens[length:]
+
+    def extend(self, tokens: Sequence[int], rows: int) -> Rows:
+        """One row at most: that is what drafting asks for."""
+        self.tokens.extend(tokens)
+        if not rows:
+            return np.empty((0, self._width), np.float32)
+        key = self.tokens.tobytes()
+        if key not in self.rows:
+            row = feed(self._session, self.tokens, 1)[0]
+            ids = np.argpartition(-row, 256)[:256]
+            self.rows[key] = ids, row[ids]
+        ids, logits = self.rows[key]
+        row = np.full((1, self._width), -np.inf, np.float32)
+        row[0, ids] = logits
+        return row
+
+
+class Perfect(Drafter):
+    """Writes the recorded answer, as its tokenizer spells it."""
+
+    answer: bytes
+    prompt: int  # length, tokens
+
+    def propose(self, context: Sequence[int], k: int) -> Any:
+        """See `Drafter`."""
+        alignment = self.translator.alignment
+        done = len(alignment.target.decode(context[self.prompt :]))
+        tokens = alignment.draft.encode_bytes(self.answer[done:])[:k]
+        usable = [bool(self.translator.usable[token]) for token in tokens]
+        draft = Draft(tuple(tokens[: usable.index(False)] if False in usable else tokens))
+        return draft, self.translator.translate(context, draft)
+
+
+class Ideal(TextTranslator):
+    """Proposes the answer's own tokens, as many as the drafted bytes cover: no translation can do better."""
+
+    answer: Sequence[int]
+    prompt: int  # length, tokens
+
+    def translate(self, context: Sequence[int], draft: Draft) -> Proposal:
+        """See `Translator`."""
+        room = len(self.alignment.draft.decode(draft.tokens))
+        tokens: list[int] = []
+        for token in self.answer[len(context) - self.prompt :]:
+            room -= len(self.alignment.target.pieces[token])
+            if room < 0:
+                break
+            tokens.append(token)
+        return Proposal(tuple(tokens))
+
+
+def record(
+    model: Any, prompts: list[list[int]], temperature: float, max_tokens: int, seed: int
+) -> list[list[int]]:
+    """The target's answers, a batch at once, by transformers' own loop."""
+    torch.manual_seed(seed)
+    width = max(map(len, prompts))
+    pad = model.vocab.eos[0]
+    ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    sampling: dict[str, Any] = {"do_sample": temperature > 0, "repetition_penalty": 1.0}
+    if temperature:
+        sampling |= {"temperature": temperature, "top_k": 0, "top_p": 1.0}
+    with torch.inference_mode():
+        output = model.module.generate(
+            input_ids=ids, attention_mask=mask, max_new_tokens=max_tokens, pad_token_id=pad,
+            eos_token_id=list(model.vocab.eos), **sampling,
+        )  # fmt: skip
+    answers = []
+    for row in output[:, width:].tolist():
+        end = next((i + 1 for i, token in enumerate(row) if token in model.vocab.eos), len(row))
+        answers.append(row[:end])
+    return answers
+
+
+class Comparison:
+    """The models, and what is carried from prompt to prompt: n-grams, by task, temperature, k and method."""
+
+    def __init__(self, target: str, drafter: str) -> None:
+        self.target = load_model(target, dtype="float32")
+        self.drafter = load_model(drafter, dtype="mixed")
+        self.memo = Memo(self.drafter)
+        self.states: dict[tuple[Any, ...], OmniDraft] = {}
+        self.base = OmniDraft(self.target, self.drafter)
+
+    def state(self, *key: Any) -> OmniDraft:
+        """One OmniDraft for each line of the comparison, so that the n-grams of one do not help another."""
+        if key not in self.states:
+            self.states[key] = model = OmniDraft(self.target, self.drafter)
+            model.alignment = self.base.alignment
+            model.__dict__["lexicon"] = self.base.lexicon
+        return self.states[key]
+
+    def replay(
+        self,
+        key: tuple[Any, ...],
+        method: str,
+        k: int,
+        prompt: list[int],
+        answer: list[int],
+        *,
+        perfect: bool,
+    ) -> Stats:
+        """Decode the recorded answer by a method."""
+        model = self.state(*key, method, k, perfect)
+        strategy = make_options(**method_options("text" if method == IDEAL else method)).strategy
+        rule = model._rule(strategy)
+        assert model.alignment is not None
+        translator: Translator = model._translator(strategy, model.alignment)
+        if method == IDEAL:
+            translator = ideal = Ideal(model.alignment)
+            ideal.answer, ideal.prompt = answer, len(prompt)
+        vocab = self.target.vocab
+        sampler = Sampler(Sampling(seed=0), prompt, vocab.size)
+        if perfect:
+            drafter: Drafter = Perfect(self.memo, translator, 2**31)
+            drafter.answer, drafter.prompt = vocab.decode(answer), len(prompt)  # type: ignore[attr-defined]
+        else:
+            drafter = Drafter(
+                self.memo, translator, self.drafter.context_length, sampler if rule.needs_laws else None
+            )
+        stats = Stats()
+        tokens: list[int] = []
+        session = Replay(prompt, answer, vocab.width)
+        for step in decode(
+            session, drafter, prompt, sampler=sampler, rule=rule, k=k, max_tokens=len(answer), ends=vocab.eos
+        ):
+            stats.add(step)
+            tokens += step.tokens
+        if tokens != answer:
+            raise RuntimeError(
+                f"{method} changed the answer; decoding is broken, and its numbers mean nothing"
+            )
+        return stats
+
+    def pass_over(
+        self, key: tuple[Any, ...], method: str, k: int, answer: list[int], *, perfect: bool
+    ) -> None:
+        """A result of an earlier run: only its n-grams are missing."""
+        strategy = make_options(**method_options(method)).strategy
+        if strategy.method == "ngram":
+            self.state(*key, method, k, perfect).trie("ngram", splits=strategy.splits).insert(answer)
+
+    def live(
+        self, task: str, method: str, k: int, temperature: float, prompt: str, max_tokens: int, seed: int
+    ) -> Stats:
+        """Decode for real."""
+        model = self.state(task, temperature, method, k)
+        model.reset()
+        options = method_options(method)
+        return model.generate(
+            prompt, **options, k=k, temperature=temperature, seed=seed, max_tokens=max_tokens
+        ).stats
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="Results, one line a prompt and method.")],
+    target: str = "qwen2.5-coder-0.5b",
+    drafter: str = "smollm2-135m",
+    data: Path = Path("../shared/data"),
+    tasks: str = "mbpp,gsm8k,alpaca",
+    limit: int = 20,
+    max_tokens: int = 64,
+    ks: Annotated[str, typer.Option("--k")] = "8,4",
+    temperatures: str = "0,1",
+    live: Annotated[bool, typer.Option(help="Decode trie and paper at temperature 1.")] = False,
+    table: bool = False,
+) -> None:
+    """Compare the methods, or print the comparison."""
+    done = [Result(**json.loads(line)) for line in out.read_text().splitlines()[1:]] if out.exists() else []
+    if table:
+        print_tables(done)
+        return
+    comparison = Comparison(target, drafter)
+    known = {(r.task, r.prompt, r.temperature, r.k, r.method) for r in done}
+    if not out.exists():
+        settings = dict(target=target, drafter=drafter, max_tokens=max_tokens, limit=limit)
+        out.write_text(json.dumps(provenance() | settings) + "\n")
+    with out.open("a") as file:
+        for result in compare(
+            comparison, known, data, tasks.split(","), limit, max_tokens,
+            [int(k) for k in ks.split(",")], [float(t) for t in temperatures.split(",")], live,
+        ):  # fmt: skip
+            file.write(json.dumps(asdict(result)) + "\n")
+            file.flush()
+
+
+def compare(
+    comparison: Comparison, known: set[Any], data: Path, tasks: list[str], limit: int, max_tokens: int,
+    ks: list[int], temperatures: list[float], live: bool,
+) -> Iterator[Result]:  # fmt: skip
+    """Results that are not known yet, prompt by prompt."""
+
+    def result(task: str, i: int, temperature: float, k: int, method: str, stats: Stats) -> Result:
+        counts = stats.tokens, stats.steps, stats.acceptance_rate, stats.ngram_hits
+        return Result(task, i, temperature, k, method, *counts)
+
+    for task in tasks:
+        texts = load_task(task, data, limit)
+        if live:
+            for method in LAW_AWARE:
+                for i, text in enumerate(texts):
+                    if (task, i, 1.0, ks[-1], method) not in known:
+                        stats = comparison.live(task, method, ks[-1], 1.0, text, max_tokens, seed=i)
+                        yield result(task, i, 1.0, ks[-1], method, stats)
+            continue
+        prompts = [comparison.target.chat([{"role": "user", "content": text}]) for text in texts]
+        for temperature in temperatures:
+            answers = recorded(comparison.target, task, prompts, temperature, max_tokens)
+            methods = REPLAYED + (LAW_AWARE if temperature == 0 else [])
+            for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+                comparison.memo.rows.clear()
+                for k in ks:
+                    for method in [*methods, IDEAL]:
+                        for perfect in (
+                            (True,) if method == IDEAL else (False, True) if method in REPLAYED else (False,)
+                        ):
+                            name = f"perfect {method}" if perfect else method
+                            key = task, temperature
+                            if (task, i, temperature, k, name) in known:
+                                if method != IDEAL:
+                                    comparison.pass_over(key, method, k, answer, perfect=perfect)
+                                continue
+                            stats = comparison.replay(key, method, k, prompt, answer, perfect=perfect)
+                            yield result(task, i, temperature, k, name, stats)
+                print(task, temperature, i, len(comparison.memo.rows), "passes", flush=True)
+
+
+def recorded(
+    target: Any, task: str, prompts: list[list[int]], temperature: float, max_tokens: int
+) -> list[list[int]]:
+    """The target's answers, from an earlier run if there was one."""
+    name = f"{target.name}-{task}-{len(prompts)}-{temperature}-{max_tokens}.json".replace("/", "_")
+    path = hub.cache_root() / "recordings" / name
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(record(target, prompts, temperature, max_tokens, seed=0)))
+    answers: list[list[int]] = json.loads(path.read_text())
+    return answers
+
+
+def print_tables(results: list[Result]) -> None:
+    """A table for each task, temperature and k; intervals are 95 %, over prompts."""
+    lines: dict[tuple[Any, ...], dict[str, dict[int, Result]]] = defaultdict(lambda: defaultdict(dict))
+    for r in results:
+        lines[r.temperature, r.k, r.task][r.method][r.prompt] = r
+    for (temperature, k, task), methods in sorted(lines.items()):
+        print(f"\n{task}, temperature {temperature:g}, k = {k}\n")
+        print(
+            "| method | prompts | acceptance | tokens a step | against direct | 95 % interval | n-gram hits a step |"
+        )
+        print("|---|---|---|---|---|---|---|")
+        for method, own in methods.items():
+            base = (
+                "perfect direct:compare:nosplits"
+                if method.startswith("perfect")
+                else "direct:compare:nosplits"
+            )
+            shared = sorted(own.keys() & methods.get(base, own).keys())
+            ratio = paired([own[i] for i in shared], [methods.get(base, own)[i] for i in shared])
+            tokens, steps = (sum(getattr(own[i], name) for i in shared) for name in ("tokens", "steps"))
+            rates = [own[i].acceptance for i in shared if own[i].acceptance is not None]
+            hits = sum(own[i].ngram_hits for i in shared) / steps
+            print(
+                f"| {method} | {len(shared)} | {np.mean(rates):.3f} | {tokens / steps:.2f} | {ratio[0]:.3f} "
+                f"| {ratio[1]:.3f} to {ratio[2]:.3f} | {hits:.2f} |"
+            )
+
+
+def paired(a: list[Result], b: list[Result], resamples: int = 10_000) -> tuple[float, float, float]:
+    """Ratio of tokens per step, a to b, and its interval over prompts."""
+    counts = np.array([[(r.tokens, r.steps) for r in side] for side in (a, b)], float)  # [2, prompts, 2]
+    draws = np.random.default_rng(0).integers(counts.shape[1], size=(resamples, counts.shape[1]))
+
+    def ratio(rows: Any) -> Any:
+        totals = counts[:, rows].sum(axis=-2)
+        rates = totals[..., 0] / totals[..., 1]
+        return rates[0] / rates[1]
+
+    low, high = np.quantile(ratio(draws), [0.025, 0.975])
+    return float(ratio(np.arange(counts.shape[1]))), float(low), float(high)
+
+
+if __name__ == "__main__":
+    typer.run(main)
