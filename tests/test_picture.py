@@ -105,7 +105,7 @@ def test_the_walk_says_of_each_symbol_what_the_rule_did(monkeypatch: pytest.Monk
     seen: Counter[str] = Counter()
     for method in ("prefill", "ngram", "direct"):
         model = OmniDraft(TARGET, DRAFTER)
-        for seed in range(5):
+        for seed in range(12):
             options = dict(method=method, verification="trie", temperature=1.2, seed=seed, max_tokens=40)
             for drawn in explain(model, "the flake", k=6, **options):
                 if len(drawn.lanes) == 1:

@@ -349,7 +349,8 @@ class Trie:
         self._changed()
 
     def _changed(self) -> None:
-        self.__dict__.pop("_known", None)
+        for name in ("_known", "outside"):
+            self.__dict__.pop(name, None)
 
     def __len__(self) -> int:
         """How many n-grams are known."""
@@ -366,6 +367,13 @@ class Trie:
     def _known(self) -> tuple[Ints, Ints, Ints]:
         """`tokens` and `branches` of the root, where nearly every correction is drawn; until a member changes."""
         return self._tokens(self.root), *self._branches(self.root)
+
+    @cached_property
+    def outside(self) -> Ints:
+        """The target's tokens that are not in the trie: unreachable, or not met yet; until a member changes."""
+        outside = np.ones(self.lexicon.alignment.target.size, np.bool_)
+        outside[self.tokens(self.root)] = False
+        return np.flatnonzero(outside).astype(np.int32)
 
     @property
     def root(self) -> Node:
@@ -562,54 +570,53 @@ class SymbolLaw:
         self,
         table: Spellings,  # of the drafter
         q: Row,  # [V_draft] probabilities, up to a factor; zero for unusable tokens
+        node: Node | None = None,
+        without: Ints | None = None,
     ) -> None:
+        """`node`: what is known of the draft token; `without`: symbols that are known not to be next."""
         self._table = table
-        self._q = q[table.ids]
-        self._node = table.root
-        self._without: Ints = np.empty(0, np.int32)
-        self._total = float(self._q.sum(dtype=np.float64))
+        self._q = q
+        self._node = node or table.root
+        self._without = without
+        self._total = float(q.sum(dtype=np.float64)) if node is None else self._mass(self._node)
+        if without is not None:
+            self._total -= float(self._masses[without].sum())
 
     def below(self, symbol: int) -> SymbolLaw:
         """The law after `symbol`, when the draft token goes on: of the rest of its spelling."""
-        law = object.__new__(SymbolLaw)
-        law._table, law._q = self._table, self._q
-        law._node = self._table.below(self._table.child(self._node, symbol))
-        law._without = np.empty(0, np.int32)
-        law._total = law._mass(law._node)
-        return law
+        return SymbolLaw(self._table, self._q, self._table.below(self._table.child(self._node, symbol)))
 
     def without(self, symbols: Ints) -> SymbolLaw:
         """The law given that the next symbol is none of these."""
-        law = object.__new__(SymbolLaw)
-        law._table, law._q, law._node = self._table, self._q, self._node
-        law._without = symbols
-        law._total = self._total - self._masses(symbols)
-        return law
+        return SymbolLaw(self._table, self._q, self._node, symbols)
 
     def of(self, symbol: int) -> float:
         """The probability of a symbol."""
-        if symbol in self._without or self._total <= 0:
+        if self._total <= 0 or (self._without is not None and symbol in self._without):
             return 0.0
         return self._mass(self._table.child(self._node, symbol)) / self._total
 
-    def of_any(self, symbols: Ints) -> float:
-        """The probability that the next symbol is one of these."""
-        return self._masses(symbols) / self._total if self._total > 0 else 0.0
-
     def of_each(self, symbols: Ints) -> Row:
         """The probability of each symbol. [len(symbols)] float64"""
-        table, q = self._table, self._q
-        own, begins = table.children(self._node)
-        everything = np.zeros(table.base)
-        if len(own) and self._total > 0:
-            below = table.below(self._node)
-            everything[own] = np.add.reduceat(q[below.low : below.high], begins - below.low, dtype=np.float64)
-            everything[self._without] = 0
-            everything /= self._total
-        return everything[symbols]
+        if self._total <= 0:
+            return np.zeros(len(symbols))
+        masses = self._masses
+        if self._without is not None:
+            masses = masses.copy()
+            masses[self._without] = 0
+        return masses[symbols] / self._total
+
+    @cached_property
+    def _masses(self) -> Row:
+        """[base]: of each symbol, whether or not it is known not to be next."""
+        table = self._table
+        below = table.below(self._node)
+        symbols, begins = table.children(self._node)
+        masses = np.zeros(table.base)
+        if len(symbols):
+            q = self._q[table.ids[below.low : below.high]]
+            masses[symbols] = np.add.reduceat(q, begins - below.low, dtype=np.float64)
+        return masses
 
     def _mass(self, node: Node) -> float:
-        return float(self._q[node.low : node.high].sum(dtype=np.float64))
-
-    def _masses(self, symbols: Ints) -> float:
-        return sum(self._mass(self._table.child(self._node, symbol)) for symbol in symbols.tolist())
+        return float(self._q[self._table.ids[node.low : node.high]].sum(dtype=np.float64))

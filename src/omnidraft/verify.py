@@ -117,7 +117,7 @@ class _Walk:
             own = trie.own(self._node)
             going_on = trie.branches(self._node)[0]
             stop = float(self._p[own]) / self._mass if own is not None else 0.0
-            if own is None or not self._accepts(stop, 1 - q.of_any(going_on)):
+            if own is None or not self._accepts(stop, 1 - float(q.of_each(going_on).sum())):
                 return self._correct(q)
             if not self._complete(own):
                 return False
@@ -170,32 +170,24 @@ class _Walk:
         self._sampler.commit(token)
 
     def _correct(self, q: SymbolLaw) -> bool:
-        """Draw a symbol from norm(max(0, P - Q)) and a token at or below it in proportion to p, in one draw."""
+        """Draw a symbol from norm(max(0, P - Q)), then a token at or below it in proportion to p."""
         trie, node, p = self._trie, self._node, self._p
         tokens = trie.tokens(node)
         symbols, counts = trie.branches(node)
         own = trie.own(node)
-        first = 0 if own is None else 1  # the node's own token comes first
-        weights: Row = p[tokens].astype(np.float64)
-        q_of_each = q.of_each(symbols)
-        if len(symbols):
-            masses = np.add.reduceat(weights[first:], np.cumsum(counts) - counts) / self._mass
-            weights[first:] *= np.repeat(_share_left(masses, q_of_each), counts)
-        if own is not None:
-            weights[:1] *= _share_left(weights[:1] / self._mass, np.array([1 - q_of_each.sum()]))
-        if node.depth == 0:  # tokens outside the trie are never drafted
-            everything = p.astype(np.float64)
-            everything[tokens] = weights
-            tokens, weights = np.arange(len(p), dtype=np.int32), everything
-        if not weights.sum() > 0:  # P - Q rounds to nothing
-            weights = p[tokens]
-        self._settle(int(tokens[self._sampler.noise.fresh(weights)]))
+        # One symbol more: STOP, or at the root all tokens outside the trie together, which are never drafted.
+        last = trie.outside if node.depth == 0 else tokens[: own is not None]
+        ends = np.cumsum(counts) + (own is not None)
+        masses = np.empty(len(ends) + 1)
+        masses[:-1] = np.add.reduceat(p[tokens], ends - counts, dtype=np.float64) if len(ends) else 0
+        masses[-1] = p[last].sum(dtype=np.float64)
+        of_each = q.of_each(symbols)
+        law = np.append(of_each, 1 - of_each.sum() if node.depth and own is not None else 0)
+        left = np.maximum(0, masses / self._mass - law)
+        chosen = self._sampler.noise.fresh(left if left.any() else masses)  # P - Q may round to nothing
+        pool = last if chosen == len(ends) else tokens[ends[chosen] - counts[chosen] : ends[chosen]]
+        self._settle(int(pool[self._sampler.noise.fresh(p[pool])]))
         return False
-
-
-def _share_left(p: Row, q: Row) -> Row:
-    """max(0, p - q) / p, and 0 where p is."""
-    return np.where(p > q, 1 - np.divide(q, p, out=np.ones_like(p), where=p > 0), 0)
 
 
 class Paper:

@@ -45,16 +45,17 @@ class _RewindableLayer(DynamicLayer):  # type: ignore[misc]
                 grown[..., : self.length, :] = self._buffers[i][..., : self.length, :]
                 self._buffers[i] = grown
             self._buffers[i][..., self.length : end, :] = new
-        self._hold(end)
+        self.length = end
+        self.keys, self.values = (buffer[..., :end, :] for buffer in self._buffers)
         return self.keys, self.values
 
-    def _hold(self, length: int) -> None:
-        self.length = length
-        self.keys, self.values = (buffer[..., :length, :] for buffer in self._buffers)
+    def get_seq_length(self) -> int:
+        return self.length if self.is_initialized else 0
 
     def truncate(self, length: int) -> None:
+        """Forget: the next `update` writes over what is behind. No views yet, which cost more than all the rest."""
         if self.is_initialized:
-            self._hold(min(length, self.length))
+            self.length = min(length, self.length)
 
 
 class _PackedLinear(torch.nn.Module):
