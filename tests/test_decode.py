@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from omnidraft import OmniDraft
 from omnidraft.decode import stream_text
 from omnidraft.errors import ContextLengthError, OptionError
 from omnidraft.sampling import Sampling, law
-from omnidraft.types import Draft, Proposal, Step
+from omnidraft.types import Draft, Proposal, Row, Step
 from omnidraft.verify import Compare
 from omnidraft.vocab import Vocab
 
@@ -273,3 +275,56 @@ def test_invalid_logits_end_with_an_error_that_names_the_cure() -> None:
 
     with pytest.raises(InvalidLogitsError, match="float32"):
         OmniDraft(Broken(TARGET.vocab), DRAFTER).generate("x")
+
+
+RULES = [
+    ("text", "compare"),
+    *itertools.product(["direct", "ngram", "prefill"], ["compare", "trie", "paper"]),
+]
+
+
+@pytest.mark.parametrize(("method", "verification"), RULES)
+def test_grammars_hold_across_vocabularies(method: str, verification: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"lake": {"type": "string", "maxLength": 9}},
+        "required": ["lake"],
+    }
+    options = {"json_schema": schema | {"additionalProperties": False}, "max_tokens": 60}
+    plain = OmniDraft(TARGET, None).generate("the flake", **options)
+    model = OmniDraft(TARGET, DRAFTER)
+    answer = model.generate("the flake", method=method, verification=verification, **options)
+    assert answer.tokens == plain.tokens
+    for seed in range(5):
+        answer = model.generate(
+            "the flake", method=method, verification=verification, temperature=1.2, seed=seed, **options
+        )
+        assert answer.finish_reason == "stop"
+        assert json.loads(answer.text).keys() == {"lake"}
+
+
+@pytest.mark.parametrize(("method", "verification"), RULES)
+def test_processors_see_accepted_tokens_only_and_once(method: str, verification: str) -> None:
+    seen: list[list[int]] = []
+
+    def watch(tokens: Sequence[int], row: Row) -> Row:
+        seen.append(list(tokens))
+        changed = row.copy()
+        changed[TARGET.vocab.id_of[b"e"]] = -np.inf
+        return changed
+
+    model = OmniDraft(TARGET, DRAFTER)
+    options = {"method": method, "verification": verification, "temperature": 1.0, "seed": 4}
+    answer = model.generate("the flake", processors=[watch], max_tokens=30, **options)
+    prompt = model.prompt_tokens("the flake")
+    assert TARGET.vocab.id_of[b"e"] not in answer.tokens
+    assert all(tokens == [*prompt, *answer.tokens[: len(tokens) - len(prompt)]] for tokens in seen)
+    lengths = [len(tokens) for tokens in seen]
+    assert lengths == sorted(set(lengths))  # each position once, in order
+
+
+def test_a_bad_schema_is_refused_before_anything_is_decoded() -> None:
+    with pytest.raises(OptionError, match="schema"):
+        OmniDraft(TARGET, DRAFTER).stream("x", json_schema={"type": "strin"})
+    with pytest.raises(OptionError, match="processor"):
+        OmniDraft(TARGET, DRAFTER).stream("x", processors=[3])

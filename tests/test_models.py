@@ -53,6 +53,24 @@ def test_answers_equal_plain_decoding(qwen, drafter, sampling: str) -> None:  # 
     assert counts["same"] > 0
 
 
+def test_json_across_vocabularies(qwen, drafter) -> None:  # type: ignore[no-untyped-def]
+    schema = {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 12},
+            "age": {"type": "integer", "maximum": 120},
+        },
+        "required": ["name", "age"],
+        "additionalProperties": False,
+        "x-guidance": {"whitespace_flexible": False},
+    }
+    model = OmniDraft(qwen, drafter)
+    for options in ({"method": "text"}, {"method": "prefill", "temperature": 1.0, "seed": 1}):
+        answer = model.generate("A person, as JSON.", json_schema=schema, max_tokens=40, **options)
+        assert json.loads(answer.text).keys() == {"name", "age"}
+    assert model.stats.steps < model.stats.tokens
+
+
 def fifty_prompts(data: Path) -> list[str]:
     tasks = ("gsm8k", "mbpp", "humaneval", "alpaca", "spec_bench")
     return [prompt for task in tasks for prompt in load_task(task, data, 10)]
