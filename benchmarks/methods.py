@@ -5,8 +5,8 @@ target's answers are recorded once, in batches, and replayed: only the drafter r
 all methods. At a temperature the rules `trie` and `paper` choose their own way through the target's law and are
 decoded live (`--live`). `perfect` is a drafter that writes the recorded answer: what it loses is translation's alone.
 
-Every finished prompt is kept in `--out`, a JSON Lines file; the same command goes on where it stopped. `--table` only
-prints what is in it.
+`run` keeps every finished prompt in a JSON Lines file; the same command goes on where it stopped. `table` prints what
+is in such files, `pack` makes one small JSON file of them.
 """
 
 from __future__ import annotations
@@ -267,8 +267,12 @@ class Comparison:
         ).stats
 
 
-def main(
-    out: Annotated[Path, typer.Option(help="Results, one line a prompt and method.")],
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def run(
+    out: Annotated[Path, typer.Argument(help="Results, one line a prompt and method.")],
     target: str = "qwen2.5-coder-0.5b",
     drafter: str = "smollm2-135m",
     data: Path = Path("../shared/data"),
@@ -278,13 +282,9 @@ def main(
     ks: Annotated[str, typer.Option("--k")] = "8,4",
     temperatures: str = "0,1",
     live: Annotated[bool, typer.Option(help="Decode trie and paper at temperature 1.")] = False,
-    table: bool = False,
 ) -> None:
-    """Compare the methods, or print the comparison."""
-    done = [Result(**json.loads(line)) for line in out.read_text().splitlines()[1:]] if out.exists() else []
-    if table:
-        print_tables(done)
-        return
+    """Compare the methods; goes on with what `out` lacks."""
+    done = read(out)[1] if out.exists() else []
     comparison = Comparison(target, drafter)
     known = {(r.task, r.prompt, r.temperature, r.k, r.method) for r in done}
     if not out.exists():
@@ -297,6 +297,49 @@ def main(
         ):  # fmt: skip
             file.write(json.dumps(asdict(result)) + "\n")
             file.flush()
+
+
+@app.command()
+def pack(out: Path, files: list[Path]) -> None:
+    """Put the results of several runs into one JSON file."""
+    lines: dict[tuple[Any, ...], list[Result]] = defaultdict(list)
+    provenances = []
+    for file in files:
+        born, results = read(file)
+        provenances += born
+        for r in results:
+            lines[r.task, r.temperature, r.k, r.method].append(r)
+    keys = ("task", "temperature", "k", "method")
+    rows = [
+        dict(zip(keys, line, strict=True))
+        | {
+            name: [getattr(r, name) for r in own]
+            for name in ("prompt", "tokens", "steps", "acceptance", "ngram_hits")
+        }
+        for line, own in lines.items()
+    ]
+    text = ",\n".join(json.dumps(row) for row in rows)
+    out.write_text(f'{{"provenance": {json.dumps(provenances, indent=1)},\n"rows": [\n{text}\n]}}\n')
+
+
+def read(file: Path) -> tuple[list[Any], list[Result]]:
+    """Provenance and results of a run's file or of a packed one."""
+    if file.suffix == ".json":
+        record = json.loads(file.read_text())
+        results = []
+        for row in record["rows"]:
+            lists = ("prompt", "tokens", "steps", "acceptance", "ngram_hits")
+            for values in zip(*(row[name] for name in lists), strict=True):
+                results.append(Result(**{**row, **dict(zip(lists, values, strict=True))}))
+        return record["provenance"], results
+    born, *lines = map(json.loads, file.read_text().splitlines())
+    return [born], [Result(**line) for line in lines]
+
+
+@app.command()
+def table(files: list[Path]) -> None:
+    """Print a table for each task, temperature and k."""
+    print_tables([result for file in files for result in read(file)[1]])
 
 
 def compare(
@@ -396,4 +439,4 @@ def paired(a: list[Result], b: list[Result], resamples: int = 10_000) -> tuple[f
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app()
