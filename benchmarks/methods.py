@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -26,17 +26,21 @@ import torch
 import typer
 
 from omnidraft import OmniDraft, hub, load_model
+from omnidraft.backends.huggingface import load_vocab
 from omnidraft.bench import method_options
 from omnidraft.decode import decode
 from omnidraft.drafting import Drafter
 from omnidraft.engine import make_options
+from omnidraft.ngrams import Eviction, Lexicon, Trie
 from omnidraft.provenance import provenance
 from omnidraft.sampling import Sampler, Sampling
 from omnidraft.session import feed
 from omnidraft.stats import Stats
 from omnidraft.tasks import load_task
-from omnidraft.translate import TextTranslator, Translator
+from omnidraft.translate import SymbolTranslator, TextTranslator, Translator
 from omnidraft.types import Draft, Proposal, Rows, as_tokens
+from omnidraft.verify import Compare
+from omnidraft.vocab import Alignment
 
 REPLAYED = [
     "direct:compare:nosplits", "direct:compare:splits", "ngram:compare:nosplits", "ngram:compare:splits",
@@ -202,6 +206,8 @@ class Comparison:
             self.states[key] = model = OmniDraft(self.target, self.drafter)
             model.alignment = self.base.alignment
             model.__dict__["lexicon"] = self.base.lexicon
+            # Shared KV caches: a prompt is fed once for all methods. `feed` keeps what they have in common.
+            model._target_session, model._draft_session = self.base._target_session, self.base._draft_session
         return self.states[key]
 
     def replay(
@@ -260,7 +266,6 @@ class Comparison:
     ) -> Stats:
         """Decode for real."""
         model = self.state(task, temperature, method, k)
-        model.reset()
         options = method_options(method)
         return model.generate(
             prompt, **options, k=k, temperature=temperature, seed=seed, max_tokens=max_tokens
@@ -297,6 +302,63 @@ def run(
         ):  # fmt: skip
             file.write(json.dumps(asdict(result)) + "\n")
             file.flush()
+
+
+@app.command()
+def eviction(
+    target: str = "qwen2.5-coder-0.5b",
+    drafter: str = "smollm2-135m",
+    data: Path = Path("../shared/data"),
+    task: str = "mbpp",
+    limit: int = 100,
+    max_tokens: int = 64,
+    k: int = 4,
+    out: Annotated[Path | None, typer.Option("--json")] = None,
+) -> None:
+    """Hits of a bounded n-gram cache against an unbounded one, over a recorded stream and its perfect drafter."""
+    target_model, draft_vocab = load_model(target, dtype="float32"), load_vocab(hub.pull(drafter), drafter)
+    prompts = [
+        target_model.chat([{"role": "user", "content": text}]) for text in load_task(task, data, limit)
+    ]
+    answers = recorded(target_model, task, prompts, 0.0, max_tokens)
+    vocab = target_model.vocab
+    lexicon = Lexicon.cached(Alignment(draft_vocab, vocab), hub.cache_root() / "lexicons")
+    target_session, draft_session = Replay(vocab.width), Replay(draft_vocab.width)
+
+    def hits(capacity: int | None, policy: Eviction) -> tuple[int, int]:
+        """Accepted n-grams, and how many are known at the end."""
+        trie = Trie(lexicon, capacity=capacity, eviction=policy)
+        total = Stats()
+        for prompt, answer in zip(prompts, answers, strict=True):
+            perfect = Perfect(draft_session, SymbolTranslator(trie, grow=True), 2**31)
+            perfect.answer, perfect.prompt = vocab.decode(answer), len(prompt)
+            target_session.begin(prompt, answer)
+            sampler = Sampler(Sampling(), prompt, vocab.size)
+            for step in decode(
+                target_session,
+                perfect,
+                prompt,
+                sampler=sampler,
+                rule=Compare(),
+                k=k,
+                max_tokens=len(answer),
+                ends=(),
+            ):
+                total.add(step)
+        return total.ngram_hits, len(trie)
+
+    everything, size = hits(None, "lfu")
+    rows = [{"capacity": size, "share": 1.0, "eviction": None, "hits": everything, "kept": 1.0}]
+    for share in (0.5, 0.25):
+        for policy in get_args(Eviction):
+            some, _ = hits(round(share * size), policy)
+            kept = {"capacity": round(share * size), "share": share, "eviction": policy}
+            rows.append(kept | {"hits": some, "kept": some / everything})
+    for row in rows:
+        print(row)
+    if out:
+        settings = dict(target=target, drafter=drafter, task=task, prompts=limit, max_tokens=max_tokens, k=k)
+        out.write_text(json.dumps({"provenance": provenance() | settings, "rows": rows}, indent=1) + "\n")
 
 
 @app.command()
@@ -355,8 +417,8 @@ def compare(
     for task in tasks:
         texts = load_task(task, data, limit)
         if live:
-            for method in LAW_AWARE:
-                for i, text in enumerate(texts):
+            for i, text in enumerate(texts):
+                for method in LAW_AWARE:
                     if (task, i, 1.0, ks[-1], method) not in known:
                         stats = comparison.live(task, method, ks[-1], 1.0, text, max_tokens, seed=i)
                         yield result(task, i, 1.0, ks[-1], method, stats)

@@ -157,7 +157,7 @@ class _Walk:
         return True
 
     def _accepts(self, p: float, q: float) -> bool:
-        return p >= q or self._sampler.accepts(p / q)
+        return p > 0 and (p >= q or self._sampler.accepts(p / q))
 
     def _complete(self, token: int) -> bool:
         """The proposed token is accepted; whether the answer goes on within this step."""
