@@ -2,11 +2,11 @@
 
 A seeded answer under `compare` is the target's own whatever is proposed, and so is any answer at temperature 0. So the
 target's answers are recorded once, in batches, and replayed: only the drafter runs, and each of its passes once for
-all methods. At a temperature the rules `trie` and `paper` choose their own way through the target's law and are
-decoded live (`--live`). `perfect` is a drafter that writes the recorded answer: what it loses is translation's alone.
+all methods. `perfect` is a drafter that writes the recorded answer: what it loses is translation's alone. At a
+temperature the rules `trie` and `paper` choose their own way through the target's law and are decoded live (`--live`).
 
-`run` keeps every finished prompt in a JSON Lines file; the same command goes on where it stopped. `table` prints what
-is in such files, `pack` makes one small JSON file of them.
+`run` keeps every finished prompt in a JSON Lines file; the same command goes on where it stopped (a live run without
+the n-grams it had met). `table` prints what is in such files, `pack` makes one small JSON file of them.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ REPLAYED = [
     "prefill:compare:nosplits", "prefill:compare:splits", "text:compare",
 ]  # fmt: skip
 IDEAL = "ideal"
+PERFECT, KEPT = "perfect ", "kept "  # put before a method: who drafts
 LAW_AWARE = [
     "prefill:trie:splits", "ngram:trie:splits", "direct:trie:splits", "prefill:paper", "ngram:paper",
     "direct:paper", "prefill:trie:nosplits", "ngram:trie:nosplits", "direct:trie:nosplits",
@@ -147,6 +148,32 @@ class Perfect(Drafter):
         return draft, self.translator.translate(context, draft)
 
 
+class Kept(Drafter):
+    """Keeps its own spelling of what was accepted, and spells the target's own token behind it.
+
+    Drafters otherwise re-tokenise behind the last word's start, as if the text had been given to them.
+    """
+
+    _written: tuple[int, ...] = ()
+
+    def propose(self, context: Sequence[int], k: int) -> Any:
+        """See `Drafter`."""
+        target, own = self.translator.alignment.target, self.translator.alignment.draft
+        new = context[self._seen :]
+        if self._written and not any(token in target.special_text for token in new):
+            data = target.decode(new)
+            for token in self._written:
+                if not (own.pieces[token] and data.startswith(own.pieces[token])):
+                    break
+                self._context.tokens.append(token)
+                data = data[len(own.pieces[token]) :]
+            self._context.tokens.extend(own.encode_bytes(data))
+            self._seen = len(context)
+        draft, proposal = super().propose(context, k)
+        self._written = draft.tokens
+        return draft, proposal
+
+
 class Ideal(TextTranslator):
     """Proposes the answer's own tokens, as many as the drafted bytes cover: no translation can do better."""
 
@@ -218,10 +245,10 @@ class Comparison:
         prompt: list[int],
         answer: list[int],
         *,
-        perfect: bool,
+        who: str,
     ) -> Stats:
-        """Decode the recorded answer by a method."""
-        model = self.state(*key, method, k, perfect)
+        """Decode the recorded answer by a method; `who` drafts."""
+        model = self.state(*key, method, k, who)
         strategy = make_options(**method_options("text" if method == IDEAL else method)).strategy
         rule = model._rule(strategy)
         assert model.alignment is not None
@@ -231,11 +258,12 @@ class Comparison:
             ideal.answer, ideal.prompt = answer, len(prompt)
         vocab = self.target.vocab
         sampler = Sampler(Sampling(seed=0), prompt, vocab.size)
-        if perfect:
+        if who == PERFECT:
             drafter: Drafter = Perfect(self.memo, translator, 2**31)
             drafter.answer, drafter.prompt = vocab.decode(answer), len(prompt)  # type: ignore[attr-defined]
         else:
-            drafter = Drafter(
+            kind = Kept if who == KEPT else Drafter
+            drafter = kind(
                 self.memo, translator, self.drafter.context_length, sampler if rule.needs_laws else None
             )
         stats = Stats()
@@ -253,13 +281,11 @@ class Comparison:
             )
         return stats
 
-    def pass_over(
-        self, key: tuple[Any, ...], method: str, k: int, answer: list[int], *, perfect: bool
-    ) -> None:
+    def pass_over(self, key: tuple[Any, ...], method: str, k: int, answer: list[int], *, who: str) -> None:
         """A result of an earlier run: only its n-grams are missing."""
         strategy = make_options(**method_options(method)).strategy
         if strategy.method == "ngram":
-            self.state(*key, method, k, perfect).trie("ngram", splits=strategy.splits).insert(answer)
+            self.state(*key, method, k, who).trie("ngram", splits=strategy.splits).insert(answer)
 
     def live(
         self, task: str, method: str, k: int, temperature: float, prompt: str, max_tokens: int, seed: int
@@ -286,7 +312,9 @@ def run(
     max_tokens: int = 64,
     ks: Annotated[str, typer.Option("--k")] = "8,4",
     temperatures: str = "0,1",
-    live: Annotated[bool, typer.Option(help="Decode trie and paper at temperature 1.")] = False,
+    live: Annotated[
+        str, typer.Option(help="Methods to decode live at temperature 1, or all; none replays.")
+    ] = "",
 ) -> None:
     """Compare the methods; goes on with what `out` lacks."""
     done = read(out)[1] if out.exists() else []
@@ -298,7 +326,8 @@ def run(
     with out.open("a") as file:
         for result in compare(
             comparison, known, data, tasks.split(","), limit, max_tokens,
-            [int(k) for k in ks.split(",")], [float(t) for t in temperatures.split(",")], live,
+            [int(k) for k in ks.split(",")], [float(t) for t in temperatures.split(",")],
+            LAW_AWARE if live == "all" else list(filter(None, live.split(","))),
         ):  # fmt: skip
             file.write(json.dumps(asdict(result)) + "\n")
             file.flush()
@@ -406,7 +435,7 @@ def table(files: list[Path]) -> None:
 
 def compare(
     comparison: Comparison, known: set[Any], data: Path, tasks: list[str], limit: int, max_tokens: int,
-    ks: list[int], temperatures: list[float], live: bool,
+    ks: list[int], temperatures: list[float], live: list[str],
 ) -> Iterator[Result]:  # fmt: skip
     """Results that are not known yet, prompt by prompt."""
 
@@ -418,7 +447,7 @@ def compare(
         texts = load_task(task, data, limit)
         if live:
             for i, text in enumerate(texts):
-                for method in LAW_AWARE:
+                for method in live:
                     if (task, i, 1.0, ks[-1], method) not in known:
                         stats = comparison.live(task, method, ks[-1], 1.0, text, max_tokens, seed=i)
                         yield result(task, i, 1.0, ks[-1], method, stats)
@@ -428,21 +457,26 @@ def compare(
             answers = recorded(comparison.target, task, prompts, temperature, max_tokens)
             for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
                 comparison.memo.rows.clear()
+                key = task, temperature
                 for k in ks:
-                    law_aware = LAW_AWARE if temperature == 0 and k == ks[-1] else []
-                    for method in [*REPLAYED, *law_aware, IDEAL]:
-                        for perfect in (
-                            (True,) if method == IDEAL else (False, True) if method in REPLAYED else (False,)
-                        ):
-                            name = f"perfect {method}" if perfect else method
-                            key = task, temperature
-                            if (task, i, temperature, k, name) in known:
-                                if method != IDEAL:
-                                    comparison.pass_over(key, method, k, answer, perfect=perfect)
-                                continue
-                            stats = comparison.replay(key, method, k, prompt, answer, perfect=perfect)
-                            yield result(task, i, temperature, k, name, stats)
+                    for who, method in lines(temperature, last=k == ks[-1]):
+                        if (task, i, temperature, k, who + method) not in known:
+                            stats = comparison.replay(key, method, k, prompt, answer, who=who)
+                            yield result(task, i, temperature, k, who + method, stats)
+                        elif method != IDEAL:
+                            comparison.pass_over(key, method, k, answer, who=who)
                 print(task, temperature, i, len(comparison.memo.rows), "passes", flush=True)
+
+
+def lines(temperature: float, last: bool) -> list[tuple[str, str]]:
+    """Who drafts, and the method; the rarer ones for the `last` k only."""
+    law_aware = LAW_AWARE if temperature == 0 and last else []
+    kept = ["text:compare", "prefill:compare:splits"] if last else []
+    return [
+        *(("", method) for method in [*REPLAYED, *law_aware]),
+        *((PERFECT, method) for method in [*REPLAYED, IDEAL]),
+        *((KEPT, method) for method in kept),
+    ]
 
 
 def recorded(
@@ -470,11 +504,7 @@ def print_tables(results: list[Result]) -> None:
         )
         print("|---|---|---|---|---|---|---|")
         for method, own in methods.items():
-            base = (
-                "perfect direct:compare:nosplits"
-                if method.startswith("perfect")
-                else "direct:compare:nosplits"
-            )
+            base = (PERFECT if method.startswith(PERFECT) else "") + "direct:compare:nosplits"
             shared = sorted(own.keys() & methods.get(base, own).keys())
             ratio = paired([own[i] for i in shared], [methods.get(base, own)[i] for i in shared])
             tokens, steps = (sum(getattr(own[i], name) for i in shared) for name in ("tokens", "steps"))
