@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -45,7 +45,8 @@ class Options:
     method: `plain` does not draft. `direct` proposes tokens that both vocabularies have, `ngram` also n-grams met
     before, `prefill` all n-grams, `text` the drafted text re-tokenised. verification: `compare` and `trie` leave
     the target's law as it is, `paper` is the paper's approximation; `text` goes with `compare` only. `auto` is what
-    measures best (docs/decisions.md). splits: whether draft tokens that the target lacks are taken apart; None
+    measures best (docs/decisions.md): `text` with `compare` at temperature 0, and with a seed, when the answer is plain
+    decoding's token for token; `prefill` with `trie` when sampling without one. splits: whether draft tokens that the target lacks are taken apart; None
     does so for `ngram` and `prefill`, except under `paper`, which cannot. json_schema: the answer is a JSON document
     of this schema (extra `grammar`). processors: logits processors of transformers, grammars of
     `omnidraft.processors`, or functions of (tokens so far, logits) that return changed logits.
@@ -92,12 +93,13 @@ class Options:
     @property
     def strategy(self) -> Strategy:
         """Method, verification and splits with nothing left to choose."""
-        method = "text" if self.method == "auto" else self.method
-        verification = self.verification
+        # A seed asks for an answer that can be had again, whatever drafts: `compare` gives plain decoding's own.
+        law_aware = self.sampling.temperature > 0 and self.sampling.seed is None
+        method, verification, splits = self.method, self.verification, self.splits
+        if method == "auto":
+            method = "prefill" if law_aware and verification == "auto" else "text"
         if verification == "auto":
-            law_aware = self.sampling.temperature > 0 and method in ("direct", "ngram", "prefill")
-            verification = "trie" if law_aware else "compare"
-        splits = self.splits
+            verification = "trie" if law_aware and method in ("direct", "ngram", "prefill") else "compare"
         if splits is None:
             splits = method in ("ngram", "prefill") and verification != "paper"
         return Strategy(method, verification, splits)
@@ -273,7 +275,7 @@ class OmniDraft:
         strategy = options.strategy
         processors = self._processors(options, len(tokens))
         if self.drafter is None and options.method == "auto":
-            strategy = replace(strategy, method="plain")
+            strategy = Strategy("plain", "compare", splits=False)
         sampler = Sampler(options.sampling, tokens, vocab.size, processors=processors)
         rule = self._rule(strategy)
         return decode(
