@@ -43,13 +43,13 @@ class Options:
     """How to answer.
 
     method: `plain` does not draft. `direct` proposes tokens that both vocabularies have, `ngram` also n-grams met
-    before, `prefill` all n-grams, `text` the drafted text re-tokenised. verification: `compare` and `trie` leave
-    the target's law as it is, `paper` is the paper's approximation; `text` goes with `compare` only. `auto` is what
+    before, `prefill` all n-grams, `text` the drafted text re-tokenised. verification: `compare` and `trie` leave the
+    target's law as it is, `paper` is the paper's approximation; `text` goes with `compare` only. `auto` is what
     measures best (docs/decisions.md): `text` with `compare` at temperature 0, and with a seed, when the answer is plain
-    decoding's token for token; `prefill` with `trie` when sampling without one. splits: whether draft tokens that the target lacks are taken apart; None
-    does so for `ngram` and `prefill`, except under `paper`, which cannot. json_schema: the answer is a JSON document
-    of this schema (extra `grammar`). processors: logits processors of transformers, grammars of
-    `omnidraft.processors`, or functions of (tokens so far, logits) that return changed logits.
+    decoding's token for token; `prefill` with `trie` when sampling without one. splits: whether draft tokens that the
+    target lacks are taken apart; None does so for `ngram` and `prefill`, except under `paper`, which cannot.
+    json_schema: the answer is a JSON document of this schema (extra `grammar`). processors: logits processors of
+    transformers, grammars of `omnidraft.processors`, or functions of (tokens so far, logits) that give changed ones.
 
     Raises:
         OptionError: a value outside its range, or values that do not go together.

@@ -1,0 +1,226 @@
+"""The commands that answer: generate and chat."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from omnidraft.cli.common import err, load, ngrams_kept, read_prompt
+from omnidraft.cli.options import (
+    Device,
+    DrafterName,
+    Dtype,
+    K,
+    MaxTokens,
+    MethodName,
+    MinP,
+    NGramCapacity,
+    NGramEviction,
+    NGrams,
+    PresencePenalty,
+    Prompt,
+    Raw,
+    RepetitionPenalty,
+    Seed,
+    Splits,
+    Target,
+    Temperature,
+    TopK,
+    TopP,
+    Verification,
+)
+from omnidraft.errors import OmniDraftError, OptionError
+
+if TYPE_CHECKING:
+    from omnidraft.engine import OmniDraft, Stream
+    from omnidraft.stats import Stats
+
+
+def generate(
+    prompt: Prompt,
+    target: Target,
+    drafter: DrafterName = "smollm2-135m",
+    method: MethodName = "auto",
+    verification: Verification = "auto",
+    splits: Splits = None,
+    k: K = 4,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    top_k: TopK = 0,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    presence_penalty: PresencePenalty = 0.0,
+    seed: Seed = 0,
+    max_tokens: MaxTokens = 512,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="End the answer before this text; may be repeated.")
+    ] = None,
+    raw: Raw = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of the text.")
+    ] = False,
+    json_schema: Annotated[
+        Path | None, typer.Option(help="A file with a JSON schema: the answer is a document of it.")
+    ] = None,
+    ngrams: NGrams = None,
+    ngram_capacity: NGramCapacity = None,
+    ngram_eviction: NGramEviction = "lfu",
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+) -> None:
+    """Answer one prompt."""
+    prompt = read_prompt(prompt)
+    options: dict[str, Any] = dict(
+        method=method,
+        verification=verification,
+        splits=splits,
+        k=k,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        seed=seed,
+        max_tokens=max_tokens,
+        stop=stop or (),
+        raw=raw,
+        json_schema=_schema(json_schema),
+    )
+    limits = {"ngram_capacity": ngram_capacity, "ngram_eviction": ngram_eviction}
+    with ngrams_kept(ngrams, options) as ready:
+        model = load(target, drafter, dtype, device, options, **limits)
+        ready(model)
+        _answer(model, prompt, options, as_json)
+
+
+def _schema(path: Path | None) -> Any:
+    if path is None:
+        return None
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionError(f"{path} cannot be read ({error.strerror}); check its name") from error
+    except ValueError as error:
+        raise OptionError(f"{path} is not JSON ({error}); give a file with a JSON schema") from error
+
+
+def _answer(model: OmniDraft, prompt: str, options: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        answer = model.generate(prompt, **options)
+        record = {
+            "text": answer.text,
+            "tokens": list(answer.tokens),
+            "finish_reason": answer.finish_reason,
+            "stats": answer.stats.as_dict(),
+        }
+        print(json.dumps(record, ensure_ascii=False))
+        return
+    stream = model.stream(prompt, **options)
+    for text in stream:
+        print(text, end="", flush=True)
+    print()
+    err.print(_summary(stream.stats), style="dim")
+
+
+def chat(
+    target: Target,
+    drafter: DrafterName = "smollm2-135m",
+    method: MethodName = "auto",
+    verification: Verification = "auto",
+    splits: Splits = None,
+    k: K = 4,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    seed: Seed = None,
+    max_tokens: MaxTokens = 1024,
+    system: Annotated[str, typer.Option(help="A system message.")] = "",
+    ngrams: NGrams = None,
+    ngram_capacity: NGramCapacity = None,
+    ngram_eviction: NGramEviction = "lfu",
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+) -> None:
+    """Talk with a model. /stats shows the counts, /reset forgets the conversation, Ctrl-C stops an answer."""
+    options: dict[str, Any] = dict(
+        method=method,
+        verification=verification,
+        splits=splits,
+        k=k,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        max_tokens=max_tokens,
+    )
+    limits = {"ngram_capacity": ngram_capacity, "ngram_eviction": ngram_eviction}
+    with ngrams_kept(ngrams, options) as ready:
+        model = load(target, drafter, dtype, device, options, **limits)
+        ready(model)
+        _converse(model, system, options)
+
+
+def _converse(model: OmniDraft, system: str, options: dict[str, Any]) -> None:
+    opening = [{"role": "system", "content": system}] if system else []
+    messages = list(opening)
+    err.print("/stats, /reset, /quit; Ctrl-C stops an answer", style="dim")
+    while (line := _ask()) is not None:
+        command = line.strip()
+        if command == "/quit":
+            break
+        if command == "/reset":
+            messages = list(opening)
+            err.print("forgotten", style="dim")
+        elif command == "/stats":
+            err.print(_summary(model.stats), style="dim")
+        elif command.startswith("/"):
+            err.print(
+                f"unknown command {command}; there are /stats, /reset and /quit", style="red", markup=False
+            )
+        elif command:
+            messages.append({"role": "user", "content": line})
+            try:
+                stream = model.stream(messages, **options)
+            except OmniDraftError as error:  # too long a conversation, say: the program goes on
+                messages.pop()
+                err.print(f"error: {error}", style="red", markup=False)
+                continue
+            messages.append({"role": "assistant", "content": _show(stream)})
+            err.print(_summary(stream.stats), style="dim")
+
+
+def _ask() -> str | None:
+    """One line from the user, or None when there is no more."""
+    while True:
+        try:
+            return input("> ")
+        except KeyboardInterrupt:
+            print()
+        except EOFError:
+            return None
+
+
+def _show(stream: Stream) -> str:
+    """Print an answer as it comes, until its end or a Ctrl-C; return what was shown."""
+    shown = []
+    try:
+        for text in stream:
+            print(text, end="", flush=True)
+            shown.append(text)
+    except KeyboardInterrupt:
+        err.print(" [stopped]", style="dim", markup=False)
+    print()
+    return "".join(shown)
+
+
+def _summary(stats: Stats) -> str:
+    """One line about the Steps counted."""
+    if not stats.steps:
+        return "nothing yet"
+    accepted = "" if stats.acceptance_rate is None else f", {stats.acceptance_rate:.0%} of proposals accepted"
+    return (
+        f"{stats.tokens} tokens, {stats.tokens_per_second:.1f} tokens/s, "
+        f"{stats.tokens_per_step:.2f} tokens a step{accepted}"
+    )

@@ -1,0 +1,82 @@
+"""What several commands do: print, read a prompt, check, load, keep n-grams."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from omnidraft.errors import OptionError
+
+if TYPE_CHECKING:
+    from omnidraft.engine import OmniDraft
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def read_prompt(prompt: str) -> str:
+    """The prompt of the command line; - stands for standard input."""
+    prompt = sys.stdin.read() if prompt == "-" else prompt
+    if not prompt:
+        raise OptionError("the prompt is empty; give some text")
+    return prompt
+
+
+def check_options(options: dict[str, Any]) -> None:
+    """Refuse bad options before a model is loaded."""
+    from omnidraft.engine import make_options
+
+    make_options(**options)
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a file that cannot be written, before the work that would fill it."""
+    if path.is_dir() or not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        raise OptionError(f"{path} cannot be written; create its folder or choose another")
+
+
+def load(
+    target: str, drafter: str, dtype: str, device: str, options: dict[str, Any], **loading: Any
+) -> OmniDraft:
+    """Load a target, and the drafter if the method has one; bad options are refused before."""
+    from omnidraft import engine
+
+    check_options(options)
+    plain = options.get("method") == "plain"
+    return engine.load(target, None if plain else drafter, dtype=dtype, device=device, **loading)
+
+
+@contextmanager
+def ngrams_kept(path: Path | None, options: dict[str, Any]) -> Iterator[Callable[[OmniDraft], None]]:
+    """Begin with the n-grams of a file, if it exists, and write them back at the end, however it ends."""
+    if path is None:
+        yield lambda model: None
+        return
+    from omnidraft.engine import make_options
+    from omnidraft.ngrams import read_ngrams
+
+    strategy = make_options(**options).strategy
+    if strategy.method != "ngram":
+        raise OptionError("--ngrams is for method ngram; add --method ngram, or leave it out")
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise OptionError(f"{path} cannot be written; create its folder or choose another")
+    if path.exists():
+        read_ngrams(path)  # refuse a damaged file before the models are loaded
+    models: list[OmniDraft] = []
+
+    def ready(model: OmniDraft) -> None:
+        if path.exists():
+            model.load_ngrams(path, splits=strategy.splits)
+        models.append(model)
+
+    try:
+        yield ready
+    finally:
+        for model in models:
+            model.save_ngrams(path, splits=strategy.splits)

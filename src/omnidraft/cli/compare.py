@@ -1,0 +1,174 @@
+"""The commands that compare methods: bench and demo."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from omnidraft.cli.common import check_options, check_writable, err, load, out
+from omnidraft.cli.options import (
+    Device,
+    DrafterName,
+    Dtype,
+    Engine,
+    K,
+    MaxTokens,
+    Seed,
+    Target,
+    Temperature,
+    TopP,
+)
+from omnidraft.errors import OptionError
+
+if TYPE_CHECKING:
+    from omnidraft.decode import Chunk
+    from omnidraft.engine import OmniDraft
+
+_COLOURS = {"drafted": "green", "correction": "yellow", "free": "cyan"}
+
+
+def bench(
+    target: Target,
+    task: Annotated[str, typer.Option(help="Tasks or files of prompts, separated by commas.")],
+    drafter: DrafterName = "smollm2-135m",
+    data: Annotated[Path, typer.Option(help="Folder of the task data.")] = Path("../shared/data"),
+    limit: Annotated[int, typer.Option(help="Prompts per task.")] = 10,
+    methods: Annotated[
+        str,
+        typer.Option(
+            help="Methods, separated by commas, with verification and splits if wanted: plain,ngram,prefill:trie,"
+            "direct:compare:splits. Speedup is against plain."
+        ),
+    ] = ("plain,direct,text"),
+    k: K = 4,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    seed: Seed = 0,
+    max_tokens: MaxTokens = 64,
+    repeat: Annotated[int, typer.Option(help="Repeats of everything; speeds are medians.")] = 1,
+    engine: Engine = "auto",
+    as_json: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+) -> None:
+    """Compare methods on the same prompts, interleaved in one run."""
+    from omnidraft import bench as benchmark
+    from omnidraft.provenance import provenance
+    from omnidraft.tasks import load_task
+
+    chosen = list(dict.fromkeys(methods.split(",")))
+    options: dict[str, Any] = dict(
+        k=k, temperature=temperature, top_p=top_p, seed=seed, max_tokens=max_tokens
+    )
+    prompts = {name: load_task(name, data, limit) for name in task.split(",")}
+    if repeat < 1:
+        raise OptionError(f"repeat is {repeat}; it must be 1 or more")
+    if as_json:
+        check_writable(as_json)
+    for method in chosen:
+        check_options(options | benchmark.method_options(method))
+    model = load(target, drafter, dtype, device, options, engine=engine)
+    with _progress(len(chosen) * repeat * sum(map(len, prompts.values()))) as advance:
+        runs = benchmark.run(
+            model.target,
+            model.drafter,
+            prompts,
+            chosen,
+            repeat=repeat,
+            on_run=lambda run: advance(),
+            **options,
+        )
+    rows = benchmark.rows(runs, k=k, temperature=temperature, seed=seed)
+    out.print(_results_table(rows))
+    if as_json:
+        record = {
+            "provenance": provenance()
+            | {"target": target, "drafter": drafter, "dtype": _dtype(model), **options},
+            "rows": rows,
+            "answers": benchmark.answers(runs),
+        }
+        as_json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def demo(
+    target: Target = "qwen2.5-coder-0.5b",
+    drafter: DrafterName = "smollm2-135m",
+    k: K = 4,
+    max_tokens: MaxTokens = 48,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+) -> None:
+    """Answer ten prompts, coloured by where each piece came from, and compare the methods."""
+    from omnidraft import bench as benchmark
+    from omnidraft.demo import PROMPTS
+
+    options: dict[str, Any] = dict(k=k, max_tokens=max_tokens)
+    model = load(target, drafter, dtype, device, options)
+    legend = "  ".join(f"[{colour}]{name}[/]" for name, colour in _COLOURS.items())
+    out.print(f"[bold]{target}[/] with drafter [bold]{drafter}[/], {_dtype(model)}, k = {k}: {legend}")
+    out.print("[dim]Each prompt is answered by every method in turn; what you see is `text`.[/]")
+    shown: set[str] = set()
+
+    def show(method: str, prompt: str, chunk: Chunk) -> None:
+        if method != "text":
+            return
+        if prompt not in shown:
+            shown.add(prompt)
+            out.print(f"\n\n[bold]> {prompt.splitlines()[0]}[/]")
+        for text, source in chunk.pieces:
+            out.print(text, style=_COLOURS[source], end="", markup=False)
+
+    methods = ["plain", "direct", "text"]
+    runs = benchmark.run(model.target, model.drafter, {"demo": PROMPTS}, methods, on_chunk=show, **options)
+    out.print("\n")
+    out.print(_results_table(benchmark.rows(runs, k=k, temperature=0.0, seed=None)))
+
+
+def _results_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """The rows of a benchmark, for the terminal."""
+    table = Table("task", "method", box=None)
+    for name in ("acceptance", "tokens/step", "tokens/s", "speedup", "other ms/step", "same answers"):
+        table.add_column(name, justify="right")
+
+    def number(value: float | None, form: str = ".2f") -> str:
+        return "" if value is None else format(value, form)
+
+    for row in rows:
+        same = "" if row["identical"] is None else f"{row['identical']}/{row['prompts']}"
+        table.add_row(
+            row["task"],
+            row["method"],
+            number(row["acceptance_rate"], ".3f"),
+            number(row["tokens_per_step"]),
+            number(row["tokens_per_second"]),
+            number(row["speedup"]) + ("x" if row["speedup"] else ""),
+            number(row["other_ms_per_step"]),
+            same,
+        )
+    return table
+
+
+def _dtype(model: OmniDraft) -> str:
+    return str(getattr(model.target, "dtype", "")).removeprefix("torch.")
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Any]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    with Progress(
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=err,
+        transient=True,
+        disable=not err.is_terminal,
+    ) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda: progress.advance(task)

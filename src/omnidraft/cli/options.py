@@ -1,0 +1,42 @@
+"""The options of loading and decoding, the same in every command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Prompt = Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")]
+Target = Annotated[
+    str,
+    typer.Option("--target", "-t", help="A known name (see `models`), hub id, local folder or GGUF file."),
+]
+DrafterName = Annotated[str, typer.Option("--drafter", "-d", help="The drafter, named like a target.")]
+K = Annotated[int, typer.Option("-k", help="Draft tokens a step.")]
+Temperature = Annotated[float, typer.Option(help="0 takes the most likely token.")]
+TopP = Annotated[float, typer.Option(help="Keep the likeliest tokens up to this mass.")]
+TopK = Annotated[int, typer.Option(help="Keep this many of the likeliest tokens; 0 keeps all.")]
+MinP = Annotated[float, typer.Option(help="Keep tokens at least this likely, relative to the likeliest.")]
+RepetitionPenalty = Annotated[float, typer.Option(help="Divide the logits of tokens seen before; 1 is off.")]
+PresencePenalty = Annotated[float, typer.Option(help="Subtract from the logits of tokens in the answer.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of the draws; the same seed gives the same answer.")]
+MaxTokens = Annotated[int, typer.Option(help="Most tokens of an answer.")]
+MethodName = Annotated[str, typer.Option(help="plain, direct, ngram, prefill, text or auto.")]
+Verification = Annotated[
+    str, typer.Option(help="compare, trie, auto (all exact), or paper (the paper's approximation).")
+]
+Splits = Annotated[
+    bool | None, typer.Option("--splits/--no-splits", help="Take draft tokens apart that the target lacks.")
+]
+NGrams = Annotated[
+    Path | None, typer.Option("--ngrams", help="With method ngram: carry the n-grams on in this file.")
+]
+NGramCapacity = Annotated[int | None, typer.Option(help="N-grams kept at most.")]
+NGramEviction = Annotated[str, typer.Option(help="Which n-grams go first: lfu or lru.")]
+Raw = Annotated[bool, typer.Option("--raw", help="Do not put the prompt through the chat template.")]
+Dtype = Annotated[
+    str, typer.Option(help="auto, float32, bfloat16 or float16; under auto a drafter is mixed.")
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
+Engine = Annotated[str, typer.Option(help="auto or transformers.")]
