@@ -429,7 +429,13 @@ def read(file: Path) -> tuple[list[Any], list[Result]]:
 
 @app.command()
 def table(files: list[Path]) -> None:
-    """Print a table for each task, temperature and k."""
+    """Print tables for each task, temperature and k, in Markdown."""
+    print(
+        "Tokens a step by method and rule, as `benchmarks/methods.py table` prints them. Methods are named as for\n"
+        "`omnidraft bench`; `perfect` drafts the recorded answer, `perfect ideal` proposes all target tokens that its\n"
+        "bytes cover, `kept` leaves accepted draft tokens in the drafter's context as they were drafted. Intervals are\n"
+        "95 %, by bootstrap over prompts."
+    )
     print_tables([result for file in files for result in read(file)[1]])
 
 
@@ -498,7 +504,7 @@ def print_tables(results: list[Result]) -> None:
     for r in results:
         lines[r.temperature, r.k, r.task][r.method][r.prompt] = r
     for (temperature, k, task), methods in sorted(lines.items()):
-        print(f"\n{task}, temperature {temperature:g}, k = {k}\n")
+        print(f"\n## {task}, temperature {temperature:g}, k = {k}\n")
         print(
             "| method | prompts | acceptance | tokens a step | against direct | 95 % interval | n-gram hits a step |"
         )
@@ -508,12 +514,32 @@ def print_tables(results: list[Result]) -> None:
             shared = sorted(own.keys() & methods.get(base, own).keys())
             ratio = paired([own[i] for i in shared], [methods.get(base, own)[i] for i in shared])
             tokens, steps = (sum(getattr(own[i], name) for i in shared) for name in ("tokens", "steps"))
-            rates = [own[i].acceptance for i in shared if own[i].acceptance is not None]
+            rates = [rate for i in shared if (rate := own[i].acceptance) is not None]
             hits = sum(own[i].ngram_hits for i in shared) / steps
             print(
                 f"| {method} | {len(shared)} | {np.mean(rates):.3f} | {tokens / steps:.2f} | {ratio[0]:.3f} "
                 f"| {ratio[1]:.3f} to {ratio[2]:.3f} | {hits:.2f} |"
             )
+        print_steps(methods)
+
+
+def print_steps(methods: dict[str, dict[int, Result]]) -> None:
+    """The comparisons that are asked about, each of a method with the one it should not fall behind."""
+    rules = ["compare:nosplits", "compare:splits", "trie:nosplits", "trie:splits", "paper"]
+    pairs = [
+        (f"{a}:{rule}", f"{b}:{rule}")
+        for rule in rules
+        for a, b in (("ngram", "direct"), ("prefill", "ngram"))
+    ]
+    best = ["prefill:compare:splits", "prefill:trie:splits", "prefill:paper"]
+    pairs += [("text:compare", other) for other in best]
+    pairs += [("prefill:trie:splits", "prefill:paper"), ("perfect prefill:compare:splits", "perfect ideal")]
+    print("\n| method | against | prompts | ratio of tokens a step | 95 % interval |")
+    print("|---|---|---|---|---|")
+    for a, b in pairs:
+        if shared := sorted(methods.get(a, {}).keys() & methods.get(b, {}).keys()):
+            ratio, low, high = paired([methods[a][i] for i in shared], [methods[b][i] for i in shared])
+            print(f"| {a} | {b} | {len(shared)} | {ratio:.3f} | {low:.3f} to {high:.3f} |")
 
 
 def paired(a: list[Result], b: list[Result], resamples: int = 10_000) -> tuple[float, float, float]:
