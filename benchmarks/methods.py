@@ -433,8 +433,8 @@ def table(files: list[Path]) -> None:
     print(
         "Tokens a step by method and rule, as `benchmarks/methods.py table` prints them. Methods are named as for\n"
         "`omnidraft bench`; `perfect` drafts the recorded answer, `perfect ideal` proposes all target tokens that its\n"
-        "bytes cover, `kept` leaves accepted draft tokens in the drafter's context as they were drafted. Intervals are\n"
-        "95 %, by bootstrap over prompts."
+        "bytes cover, `kept` leaves accepted draft tokens in the drafter's context as they were drafted. Intervals\n"
+        "are 95 %, by bootstrap over prompts."
     )
     print_tables([result for file in files for result in read(file)[1]])
 
