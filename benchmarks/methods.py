@@ -397,6 +397,8 @@ def pack(out: Path, files: list[Path]) -> None:
     provenances = []
     for file in files:
         born, results = read(file)
+        for run in born:  # a path says nothing to anyone elsewhere
+            run["argv"] = [Path(word).name if word.startswith("/") else word for word in run["argv"]]
         provenances += born
         for r in results:
             lines[r.task, r.temperature, r.k, r.method].append(r)
