@@ -9,6 +9,7 @@ import json
 import os
 from pathlib import Path
 from statistics import mean, median
+from time import perf_counter
 from typing import Annotated, Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -18,7 +19,10 @@ import typer
 from omnidraft import OmniDraft, load
 from omnidraft.demo import PROMPTS
 from omnidraft.provenance import provenance
+from omnidraft.sampling import Sampler
+from omnidraft.translate import SymbolTranslator
 from omnidraft.types import Step
+from omnidraft.verify import Walk
 
 WAYS: dict[str, dict[str, Any]] = {
     "text, greedy": {"method": "text"},
@@ -32,6 +36,37 @@ WAYS: dict[str, dict[str, Any]] = {
 LONG = " ".join(f"The {i}th stone lay by the water." for i in range(1, 180))  # about 1,500 tokens
 
 
+class Clock:
+    """Seconds spent in some functions since the last reading; one inside another counts for both."""
+
+    def __init__(self) -> None:
+        self.spent: dict[str, float] = {}
+
+    def watch(self, owner: type, name: str, label: str) -> None:
+        """Count the time of a method from now on."""
+        method = getattr(owner, name)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            start = perf_counter()
+            try:
+                return method(*args, **kwargs)
+            finally:
+                self.spent[label] = self.spent.get(label, 0.0) + perf_counter() - start
+
+        setattr(owner, name, timed)
+
+    def read(self) -> dict[str, float]:
+        """Milliseconds since the last reading."""
+        spent, self.spent = self.spent, {}
+        return {label: 1000 * seconds for label, seconds in spent.items()}
+
+
+clock = Clock()
+clock.watch(SymbolTranslator, "translate", "translate")
+clock.watch(Walk, "__call__", "walk")
+clock.watch(Sampler, "law", "law")
+
+
 def other_ms(step: Step) -> float:
     """Milliseconds of a step outside the models' passes."""
     return 1000 * (step.seconds - step.draft_seconds - step.verify_seconds)
@@ -42,12 +77,20 @@ def measure(
 ) -> dict[str, Any]:
     """The steps of all answers but the first."""
     steps: list[Step] = []
+    lookups: list[float] = []  # the trie's part: reading the proposal, and the walk without the target's law
     for i, prompt in enumerate(prompts):
         for chunk in model.stream(prompt, k=k, max_tokens=max_tokens, **way).chunks():
+            spent = clock.read()
             if i and chunk.step:
                 steps.append(chunk.step)
+                lookups.append(spent.get("translate", 0) + max(0, spent.get("walk", 0) - spent.get("law", 0)))
     costs = [other_ms(step) for step in steps]
-    return {"steps": len(steps), "median_ms": median(costs), "mean_ms": mean(costs)}
+    return {
+        "steps": len(steps),
+        "median_ms": median(costs),
+        "mean_ms": mean(costs),
+        "trie_median_ms": median(lookups),
+    }
 
 
 def main(
@@ -67,9 +110,8 @@ def main(
         row = measure(model, [text] * 3, max_tokens, k, WAYS["text, greedy"])
         rows.append({"way": f"text, greedy, a {name} context of {tokens} tokens"} | row)
     for row in rows:
-        print(
-            f"{row['way']}: median {row['median_ms']:.2f} ms, mean {row['mean_ms']:.2f} ms, {row['steps']} steps"
-        )
+        costs = f"median {row['median_ms']:.2f} ms, mean {row['mean_ms']:.2f} ms"
+        print(f"{row['way']}: {costs}, of it the trie {row['trie_median_ms']:.2f} ms; {row['steps']} steps")
     if out:
         out.write_text(json.dumps({"provenance": provenance() | {"k": k}, "rows": rows}, indent=1) + "\n")
 
