@@ -342,15 +342,20 @@ def eviction(
     limit: int = 100,
     max_tokens: int = 64,
     k: int = 4,
+    texts: Annotated[str, typer.Option(help="FILE:FIELD of JSON Lines: texts to take for the answers.")] = "",
     out: Annotated[Path | None, typer.Option("--json")] = None,
 ) -> None:
     """Hits of a bounded n-gram cache against an unbounded one, over a recorded stream and its perfect drafter."""
-    target_model, draft_vocab = load_model(target, dtype="float32"), load_vocab(hub.pull(drafter), drafter)
-    prompts = [
-        target_model.chat([{"role": "user", "content": text}]) for text in load_task(task, data, limit)
-    ]
-    answers = recorded(target_model, task, prompts, 0.0, max_tokens)
-    vocab = target_model.vocab
+    vocab, draft_vocab = (load_vocab(hub.pull(name), name) for name in (target, drafter))
+    if texts:
+        file, _, field = texts.rpartition(":")
+        lines = [json.loads(line)[field] for line in Path(file).read_text().splitlines()[:limit]]
+        answers = [vocab.encode_bytes(text.replace("\r\n", "\n").encode()) for text in lines]
+        prompts = [[vocab.eos[0]]] * len(answers)
+    else:
+        model = load_model(target, dtype="float32")
+        prompts = [model.chat([{"role": "user", "content": text}]) for text in load_task(task, data, limit)]
+        answers = recorded(model, task, prompts, 0.0, max_tokens)
     lexicon = Lexicon.cached(Alignment(draft_vocab, vocab), hub.cache_root() / "lexicons")
     target_session, draft_session = Replay(vocab.width), Replay(draft_vocab.width)
 
@@ -386,7 +391,9 @@ def eviction(
     for row in rows:
         print(row)
     if out:
-        settings = dict(target=target, drafter=drafter, task=task, prompts=limit, max_tokens=max_tokens, k=k)
+        settings = dict(
+            target=target, drafter=drafter, tokens=sum(map(len, answers)), answers=len(answers), k=k
+        )
         out.write_text(json.dumps({"provenance": provenance() | settings, "rows": rows}, indent=1) + "\n")
 
 
