@@ -269,15 +269,16 @@ def test_every_pair_of_method_and_rule_is_greedy_in_the_limit(method: str, verif
         assert answer.stats.acceptance_rate <= 1
 
 
-def test_auto_leaves_nothing_to_choose() -> None:
+def test_auto_keeps_a_seeded_answer_plain_decoding_s_own() -> None:
     def chosen(**options: object) -> tuple[str, str, bool]:
         strategy = make_options(**options).strategy
         return strategy.method, strategy.verification, strategy.splits
 
-    assert chosen() == chosen(temperature=1.0) == ("text", "compare", False)
-    assert (
-        chosen(method="prefill") == chosen(method="prefill", temperature=1.0) == ("prefill", "compare", True)
-    )
-    assert chosen(method="direct") == ("direct", "compare", False)
-    assert chosen(method="ngram", verification="paper") == ("ngram", "paper", False)
+    assert chosen() == chosen(temperature=1.0, seed=3) == ("text", "compare", False)
+    assert chosen(temperature=1.0) == ("prefill", "trie", True)
+    assert chosen(temperature=1.0, verification="compare") == ("text", "compare", False)
+    assert chosen(temperature=1.0, method="ngram") == ("ngram", "trie", True)
+    assert chosen(temperature=1.0, method="direct") == ("direct", "trie", False)
+    assert chosen(method="prefill") == ("prefill", "compare", True)
+    assert chosen(method="prefill", verification="paper") == ("prefill", "paper", False)
     assert chosen(method="prefill", verification="trie", splits=False) == ("prefill", "trie", False)

@@ -44,9 +44,9 @@ class Options:
 
     method: `plain` does not draft. `direct` proposes tokens that both vocabularies have, `ngram` also n-grams met
     before, `prefill` all n-grams, `text` the drafted text re-tokenised. verification: `compare` and `trie` leave the
-    target's law as it is, `paper` is the paper's approximation; `text` goes with `compare` only. `auto` is
-    `text` and `compare`: at temperature 0 they measure best, when sampling nothing measures better
-    (docs/decisions.md), and a seeded answer is plain decoding's token for token. splits: whether draft tokens that the
+    target's law as it is, `paper` is the paper's approximation; `text` goes with `compare` only. `auto` is what
+    measures best (docs/decisions.md): `text` with `compare` at temperature 0, and with a seed, when the answer is plain
+    decoding's token for token; `prefill` with `trie` when sampling without one. splits: whether draft tokens that the
     target lacks are taken apart; None does so for `ngram` and `prefill`, except under `paper`, which cannot.
     json_schema: the answer is a JSON document of this schema (extra `grammar`). processors: logits processors of
     transformers, grammars of `omnidraft.processors`, or functions of (tokens so far, logits) that give changed ones.
@@ -93,9 +93,13 @@ class Options:
     @property
     def strategy(self) -> Strategy:
         """Method, verification and splits with nothing left to choose."""
-        method = "text" if self.method == "auto" else self.method
-        verification = "compare" if self.verification == "auto" else self.verification
-        splits = self.splits
+        # A seed asks for an answer that can be had again, whatever drafts: `compare` gives plain decoding's own.
+        law_aware = self.sampling.temperature > 0 and self.sampling.seed is None
+        method, verification, splits = self.method, self.verification, self.splits
+        if method == "auto":
+            method = "prefill" if law_aware and verification == "auto" else "text"
+        if verification == "auto":
+            verification = "trie" if law_aware and method in ("direct", "ngram", "prefill") else "compare"
         if splits is None:
             splits = method in ("ngram", "prefill") and verification != "paper"
         return Strategy(method, verification, splits)

@@ -364,16 +364,17 @@ class Trie:
     # The walk
 
     @cached_property
-    def _known(self) -> tuple[Ints, Ints, Ints]:
+    def _known(self) -> tuple[NDArray[np.integer[Any]], Ints, Ints]:
         """`tokens` and `branches` of the root, where nearly every correction is drawn; until a member changes."""
-        return self._tokens(self.root), *self._branches(self.root)
+        # As the indices that numpy wants: it would make them of smaller ones at each use.
+        return self._tokens(self.root).astype(np.intp), *self._branches(self.root)
 
     @cached_property
-    def outside(self) -> Ints:
+    def outside(self) -> NDArray[np.integer[Any]]:
         """The target's tokens that are not in the trie: unreachable, or not met yet; until a member changes."""
         outside = np.ones(self.lexicon.alignment.target.size, np.bool_)
         outside[self.tokens(self.root)] = False
-        return np.flatnonzero(outside).astype(np.int32)
+        return np.flatnonzero(outside)
 
     @property
     def root(self) -> Node:
@@ -406,7 +407,7 @@ class Trie:
         below = self._table.below(node)
         return not self._member[below.low : below.high].any()
 
-    def tokens(self, node: Node) -> Ints:
+    def tokens(self, node: Node) -> NDArray[np.integer[Any]]:
         """The known tokens at or below `node`."""
         return self._known[0] if node.depth == 0 else self._tokens(node)
 
@@ -600,11 +601,21 @@ class SymbolLaw:
         """The probability of each symbol. [len(symbols)] float64"""
         if self._total <= 0:
             return np.zeros(len(symbols))
+        if self._without is None and self._node.depth == 0 and len(symbols):
+            return self._masses_of(symbols) / self._total
         masses = self._masses
         if self._without is not None:
             masses = masses.copy()
             masses[self._without] = 0
         return masses[symbols] / self._total
+
+    def _masses_of(self, symbols: Ints) -> Row:
+        """Masses at the root of some symbols, without a look at the others; each begins some spelling."""
+        low = self._table.starts[symbols]
+        counts = self._table.starts[symbols + 1] - low
+        begins = np.cumsum(counts) - counts
+        rows = np.arange(counts.sum()) + np.repeat(low - begins, counts)
+        return np.add.reduceat(self._q.take(self._table.ids.take(rows)), begins, dtype=np.float64)
 
     @cached_property
     def _masses(self) -> Row:
@@ -614,7 +625,7 @@ class SymbolLaw:
         symbols, begins = table.children(self._node)
         masses = np.zeros(table.base)
         if len(symbols):
-            q = self._q[table.ids[below.low : below.high]]
+            q = self._q.take(table.ids[below.low : below.high])
             masses[symbols] = np.add.reduceat(q, begins - below.low, dtype=np.float64)
         return masses
 

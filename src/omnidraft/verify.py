@@ -179,8 +179,8 @@ class _Walk:
         last = trie.outside if node.depth == 0 else tokens[: own is not None]
         ends = np.cumsum(counts) + (own is not None)
         masses = np.empty(len(ends) + 1)
-        masses[:-1] = np.add.reduceat(p[tokens], ends - counts, dtype=np.float64) if len(ends) else 0
-        masses[-1] = p[last].sum(dtype=np.float64)
+        masses[:-1] = np.add.reduceat(p.take(tokens), ends - counts, dtype=np.float64) if len(ends) else 0
+        masses[-1] = p.take(last).sum(dtype=np.float64)
         of_each = q.of_each(symbols)
         law = np.append(of_each, 1 - of_each.sum() if node.depth and own is not None else 0)
         left = np.maximum(0, masses / self._mass - law)
