@@ -251,10 +251,10 @@ class Comparison:
         model = self.state(*key, method, k, who)
         strategy = make_options(**method_options("text" if method == IDEAL else method)).strategy
         rule = model._rule(strategy)
-        assert model.alignment is not None
-        translator: Translator = model._translator(strategy, model.alignment)
+        alignment = self.base.lexicon.alignment
+        translator: Translator = model._translator(strategy, alignment)
         if method == IDEAL:
-            translator = ideal = Ideal(model.alignment)
+            translator = ideal = Ideal(alignment)
             ideal.answer, ideal.prompt = answer, len(prompt)
         vocab = self.target.vocab
         sampler = Sampler(Sampling(seed=0), prompt, vocab.size)

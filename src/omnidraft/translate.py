@@ -71,8 +71,8 @@ class DraftContext:
                 keep, tokens = retokenise(draft, self.tokens, run)
                 self.tokens[keep:] = as_tokens(tokens)
             elif (special := self.alignment.special_target_to_draft.get(run)) is not None and (
-                list(self.tokens[:2])
-                != [special]  # the target's BOS, or a chat that begins with the drafter's
+                # not twice: the target's BOS, or a chat that begins with the drafter's
+                list(self.tokens[:2]) != [special]
             ):
                 self.tokens.append(special)
 
