@@ -20,6 +20,7 @@ from omnidraft.vocab import Vocab
 
 TARGET = ToyModel(toy_vocab(60, order=2, padding=5), name="target", seed=1)
 DRAFTER = ToyModel(toy_vocab(25, order=1), name="drafter", seed=2)
+NO_ROWS = np.empty((0, 0))
 PROMPTS = ["the flake", "then the lake was", "x", "日本 🙂 the"]
 
 
@@ -101,7 +102,9 @@ def test_streaming_emits_exactly_what_generate_returns() -> None:
 def steps_of(vocab, *groups: bytes) -> list[Step]:  # type: ignore[no-untyped-def]
     """Steps whose tokens are single bytes."""
     return [
-        Step(Draft(()), Proposal(()), tuple(vocab.id_of[bytes([b])] for b in group), 0, 0.0, 0.0, 0.0)
+        Step(
+            Draft(()), Proposal(()), tuple(vocab.id_of[bytes([b])] for b in group), 0, NO_ROWS, 0.0, 0.0, 0.0
+        )
         for group in groups
     ]
 

@@ -48,6 +48,7 @@ def decode(
             proposal=proposal,
             tokens=verdict.tokens,
             accepted=verdict.accepted,
+            rows=rows,
             draft_seconds=drafter.session.seconds - drafted_before if drafter else 0.0,
             verify_seconds=target.seconds - verified_before,
             seconds=perf_counter() - start,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.cache_utils import Cache, DynamicLayer
@@ -88,6 +91,29 @@ def _pack(module: Any, mixed: bool) -> None:
                 setattr(parent, name, _PackedLinear(child, mixed))
 
 
+class _AdaptedLinear(torch.nn.Module):
+    """A linear layer and a LoRA adapter's part for it. Not merged: switching adapters then copies nothing, and
+    one set of weights serves any number of them."""
+
+    def __init__(self, inner: torch.nn.Module, down: Tensor, up: Tensor) -> None:
+        super().__init__()
+        self._inner = inner
+        self._down = down  # [rank, in]
+        self._up = up  # [out, rank], scaled
+
+    def forward(self, x: Tensor) -> Tensor:
+        linear = torch.nn.functional.linear
+        whole: Tensor = self._inner(x)
+        return whole + linear(linear(x, self._down), self._up)
+
+
+def _sharing(module: Any) -> Any:
+    """A module tree of its own over the same weights."""
+    twin = copy.copy(module)
+    twin._modules = {name: _sharing(child) for name, child in module._modules.items()}
+    return twin
+
+
 class HuggingFaceSession:
     """One KV cache of a transformers model; see `omnidraft.session.Session`."""
 
@@ -141,6 +167,7 @@ class HuggingFaceModel:
 
     def __init__(self, folder: Path, *, name: str, dtype: str = "auto", device: str = "auto") -> None:
         self.name = name
+        self.folder = folder
         self.device = resolve_device(device)
         self.dtype = resolve_dtype(dtype, self.device)
         self.tokenizer = _load_tokenizer(folder, name)
@@ -166,6 +193,39 @@ class HuggingFaceModel:
     def session(self) -> HuggingFaceSession:
         """A new, empty KV cache."""
         return HuggingFaceSession(self.module)
+
+    def adapted(self, adapter: Mapping[str, NDArray[Any]], scale: float = 1.0) -> HuggingFaceModel:
+        """This model with a LoRA adapter: another Model over the same weights, which stay as they are.
+
+        `adapter`: matrices by PEFT's names, `...NAME.lora_A.weight` [rank, in] and `...NAME.lora_B.weight`
+        [out, rank]; `scale`: alpha / rank.
+
+        Raises:
+            OptionError: the adapter is of another model.
+        """
+        twin = copy.copy(self)
+        twin.module = _sharing(self.module)
+        for name, down in adapter.items():
+            if ".lora_A." not in name:
+                continue
+            path = name.split(".lora_A.")[0].removeprefix("base_model.model.")
+            parent, _, own = path.rpartition(".")
+            try:
+                inner = twin.module.get_submodule(path)
+                up = adapter[name.replace(".lora_A.", ".lora_B.")]
+                fits = (inner.in_features, inner.out_features) == (down.shape[1], up.shape[0])
+            except (AttributeError, KeyError):
+                fits = False
+            if not fits:
+                raise OptionError(
+                    f"the adapter's {path} does not fit {self.name}; choose the adapter of this drafter"
+                )
+            layer = _AdaptedLinear(inner, self._tensor(down), self._tensor(up * np.float32(scale)))
+            setattr(twin.module.get_submodule(parent), own, layer)
+        return twin
+
+    def _tensor(self, array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, self.dtype)
 
     def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """The messages through the chat template; without a template, their text in order.
