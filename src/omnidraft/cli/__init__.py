@@ -67,6 +67,7 @@ def main() -> NoReturn:
     except _UsageError as error:
         _fail(f"{error.format_message().rstrip('.')}; see `omnidraft --help`")
     except (KeyboardInterrupt, typer.Abort):
+        print("error: interrupted; what was finished is kept, so run it again to go on", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:  # the reader of our output went away
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
