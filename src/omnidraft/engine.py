@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from omnidraft import hub
 from omnidraft.decode import Chunk, decode, stream_text
 from omnidraft.drafting import Drafter
-from omnidraft.errors import ContextLengthError, MissingExtraError, OptionError
+from omnidraft.errors import ContextLengthError, MissingExtraError, OptionError, is_count
 from omnidraft.ngrams import Eviction, Lexicon, Trie
 from omnidraft.sampling import Processor, Sampler, Sampling
 from omnidraft.session import Model, Session
@@ -79,12 +79,14 @@ class Options:
             raise OptionError(
                 "splits are for methods direct, ngram and prefill, and not for verification 'paper'; leave them out"
             )
-        if not 1 <= self.k <= 64:
-            raise OptionError(f"k is {self.k}; it must be in 1..64 (method='plain' does not draft)")
-        if self.max_tokens < 1:
-            raise OptionError(f"max_tokens is {self.max_tokens}; it must be 1 or more")
-        if not all(self.stop):
-            raise OptionError("a stop string is empty; leave it out")
+        if not (is_count(self.k) and 1 <= self.k <= 64):
+            raise OptionError(
+                f"k is {self.k!r}; it must be an integer in 1..64 (method='plain' does not draft)"
+            )
+        if not (is_count(self.max_tokens) and self.max_tokens >= 1):
+            raise OptionError(f"max_tokens is {self.max_tokens!r}; it must be an integer, 1 or more")
+        if not all(isinstance(stop, str) and stop for stop in self.stop):
+            raise OptionError("a stop string is empty or no text; leave it out, or pass a string")
         if self.json_schema is not None:
             from omnidraft.processors import check_schema
 
@@ -186,20 +188,7 @@ class OmniDraft:
         Raises:
             OptionError: an empty prompt, or text that is not valid Unicode.
         """
-        messages = (
-            [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
-        )
-        for message in messages:
-            if not {"role", "content"} <= message.keys():
-                raise OptionError(
-                    "a chat message lacks its role or content; give {'role': ..., 'content': ...}"
-                )
-            try:
-                message["content"].encode()
-            except UnicodeEncodeError as error:
-                raise OptionError("the prompt holds lone surrogates; decode it as UTF-8 first") from error
-        if not any(message["content"] for message in messages):
-            raise OptionError("the prompt is empty; give some text")
+        messages = _messages(prompt)
         if raw:
             if not isinstance(prompt, str):
                 raise OptionError("raw takes text, not chat messages; pass a string, or leave raw out")
@@ -276,7 +265,14 @@ class OmniDraft:
         processors = self._processors(options, len(tokens))
         if self.drafter is None and options.method == "auto":
             strategy = Strategy("plain", "compare", splits=False)
-        sampler = Sampler(options.sampling, tokens, vocab.size, processors=processors)
+        sampler = Sampler(
+            options.sampling,
+            tokens,
+            vocab.size,
+            processors=processors,
+            target=self.target.name,
+            drafter=self.drafter.name if self.drafter else "",
+        )
         rule = self._rule(strategy)
         return decode(
             self._target_session,
@@ -328,6 +324,38 @@ class OmniDraft:
         )
 
 
+def check_text(text: Any) -> None:
+    """Refuse what no prompt can hold.
+
+    Raises:
+        OptionError: not text, or text that is not valid Unicode.
+    """
+    if not isinstance(text, str):
+        raise OptionError(f"a prompt's text is a {type(text).__name__}; pass a string")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise OptionError("the prompt holds lone surrogates; decode it as UTF-8 first") from error
+
+
+def _messages(prompt: str | Sequence[Message]) -> list[dict[str, str]]:
+    """A prompt as chat messages; errors as in `OmniDraft.prompt_tokens`."""
+    try:
+        messages = (
+            [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
+        )
+    except (TypeError, ValueError) as error:
+        raise OptionError("the prompt is neither text nor chat messages; pass one or the other") from error
+    for message in messages:
+        if not {"role", "content"} <= message.keys():
+            raise OptionError("a chat message lacks its role or content; give {'role': ..., 'content': ...}")
+        check_text(message["role"])
+        check_text(message["content"])
+    if not any(message["content"] for message in messages):
+        raise OptionError("the prompt is empty; give some text")
+    return messages
+
+
 def make_options(**options: Any) -> Options:
     """Options from flat keyword arguments; `stop` may be one string.
 
@@ -341,12 +369,19 @@ def make_options(**options: Any) -> Options:
             f"unknown option {', '.join(sorted(unknown))}; known are {', '.join(sorted(own | sampling))}"
         )
     stop = options.get("stop") or ()
-    options["processors"] = tuple(options.get("processors") or ())
-    options["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+    options["stop"] = (stop,) if isinstance(stop, str) else _several("stop", stop)
+    options["processors"] = _several("processors", options.get("processors") or ())
     return Options(
         **{name: value for name, value in options.items() if name in own},
         sampling=Sampling(**{name: value for name, value in options.items() if name in sampling}),
     )
+
+
+def _several(name: str, values: Any) -> tuple[Any, ...]:
+    try:
+        return tuple(values)
+    except TypeError as error:
+        raise OptionError(f"{name} is {values!r}; pass a list") from error
 
 
 def load(
@@ -371,8 +406,8 @@ def load(
     Raises:
         OmniDraftError: the subclass says what is wrong with the name, the files or the options.
     """
-    if ngram_capacity is not None and ngram_capacity < 0:
-        raise OptionError(f"ngram_capacity is {ngram_capacity}; it must be 0 or more")
+    if not (ngram_capacity is None or (is_count(ngram_capacity) and ngram_capacity >= 0)):
+        raise OptionError(f"ngram_capacity is {ngram_capacity!r}; it must be an integer, 0 or more")
     if ngram_eviction not in get_args(Eviction):
         raise OptionError(f"unknown eviction {ngram_eviction!r}; use one of {', '.join(get_args(Eviction))}")
     if dtype == "mixed":

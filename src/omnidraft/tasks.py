@@ -87,12 +87,26 @@ def load_task(name: str, data: Path, limit: int, *, split: Split = "test") -> li
 def _read(file: Path, task: str) -> list[Row]:
     if not file.is_file():
         raise OptionError(f"task {task} needs {file}, which does not exist; pass its folder with --data")
-    # Not `splitlines`: JSON strings may hold a line separator, U+2028.
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line.strip()]
+    try:
+        return [json.loads(line) for line in _lines(file)]
+    except ValueError as error:
+        raise OptionError(f"{file} is damaged ({error}); get the task's data again") from error
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        # Not `splitlines`: JSON strings may hold a line separator, U+2028.
+        return [line for line in file.read_text(encoding="utf-8").split("\n") if line.strip()]
+    except UnicodeDecodeError as error:
+        raise OptionError(f"{file} is not UTF-8 text; convert it, or name another file") from error
+    except OSError as error:
+        raise OptionError(
+            f"{file} cannot be read ({error.strerror or error}); change its permissions, or name another file"
+        ) from error
 
 
 def _own_prompts(file: Path) -> list[str]:
-    lines = [line for line in file.read_text(encoding="utf-8").split("\n") if line.strip()]
+    lines = _lines(file)
     if not lines:
         raise OptionError(f"{file} holds no prompts; write one a line")
     if file.suffix != ".jsonl":

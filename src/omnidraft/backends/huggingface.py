@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from transformers.cache_utils import Cache, DynamicLayer
 
+from omnidraft.backends.loading import load_causal_lm
 from omnidraft.errors import OptionError, VocabularyError
 from omnidraft.types import Rows, as_tokens
 from omnidraft.vocab import Vocab
@@ -163,6 +164,8 @@ class HuggingFaceModel:
     Raises:
         OptionError: an unknown dtype, or a model whose state cannot be rewound.
         VocabularyError: no tokenizer, or one whose tokens do not spell bytes.
+        UnsupportedModelError: not a causal language model.
+        DamagedFileError: weights that are unreadable, missing, or of another shape than config.json says.
     """
 
     def __init__(self, folder: Path, *, name: str, dtype: str = "auto", device: str = "auto") -> None:
@@ -171,7 +174,7 @@ class HuggingFaceModel:
         self.device = resolve_device(device)
         self.dtype = resolve_dtype(dtype, self.device)
         self.tokenizer = _load_tokenizer(folder, name)
-        self.module = AutoModelForCausalLM.from_pretrained(folder, dtype=self.dtype).to(self.device).eval()
+        self.module = load_causal_lm(folder, name, self.dtype).to(self.device).eval()
         self.module.requires_grad_(False)
         self._width: int = self.module.get_output_embeddings().weight.shape[0]
         if self.device == "cpu" and self.dtype == torch.float32 and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
@@ -272,9 +275,10 @@ def load_vocab(folder: Path, name: str) -> Vocab:
 def _load_tokenizer(folder: Path, name: str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # the tokenizers library raises bare ones
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise VocabularyError(
-            f"{name} has no tokenizer that transformers can load ({str(error).splitlines()[0]}); "
+            f"{name} has no tokenizer that transformers can load ({reason}); "
             "put the model's tokenizer.json beside its weights"
         ) from error
 

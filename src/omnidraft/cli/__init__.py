@@ -22,6 +22,7 @@ from omnidraft.errors import OmniDraftError
 
 __all__ = ["app", "main"]
 
+_INTERRUPTED = 130  # as a shell has it: 128 + SIGINT
 _UsageError: Any = typer.BadParameter.__base__
 
 app = typer.Typer(
@@ -67,10 +68,12 @@ def main() -> NoReturn:
     except _UsageError as error:
         _fail(f"{error.format_message().rstrip('.')}; see `omnidraft --help`")
     except (KeyboardInterrupt, typer.Abort):
-        sys.exit(130)
+        code = _INTERRUPTED
     except BrokenPipeError:  # the reader of our output went away
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    if code == _INTERRUPTED:  # typer turns a Ctrl-C inside a command into this code, and says nothing
+        print("error: interrupted; what was finished is kept, so run it again to go on", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -104,7 +104,7 @@ def _schema(path: Path | None) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise OptionError(f"{path} cannot be read ({error.strerror}); check its name") from error
-    except ValueError as error:
+    except ValueError as error:  # UnicodeDecodeError is one too
         raise OptionError(f"{path} is not JSON ({error}); give a file with a JSON schema") from error
 
 

@@ -22,9 +22,15 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 def read_prompt(prompt: str) -> str:
     """The prompt of the command line; - stands for standard input."""
-    prompt = sys.stdin.read() if prompt == "-" else prompt
+    from omnidraft.engine import check_text
+
+    try:
+        prompt = sys.stdin.read() if prompt == "-" else prompt
+    except UnicodeDecodeError as error:
+        raise OptionError("standard input is not UTF-8 text; convert it first") from error
     if not prompt:
         raise OptionError("the prompt is empty; give some text")
+    check_text(prompt)
     return prompt
 
 
