@@ -47,7 +47,7 @@ from omnidraft.errors import (
     OmniDraftError,
 )
 
-__all__ = ["ModelInfo", "cache_root", "list_models", "pull", "remove", "resolve"]
+__all__ = ["ModelInfo", "cache_root", "list_models", "pull", "remove", "resolve", "weights_fingerprint"]
 
 _MANIFEST = "omnidraft.json"
 _HUB_ID = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(?:/(?P<file>[^\\]+\.gguf))?")
@@ -103,6 +103,18 @@ def check(name: str) -> None:
         ModelNotFoundError, DamagedFileError: as for `resolve`.
     """
     _locate(name)
+
+
+def weights_fingerprint(checkpoint: Path) -> str:
+    """What tells these weights from others: the sha256 of the GGUF file they come from, else of their own files.
+
+    Without a GGUF file all of the weights are read.
+    """
+    manifest = _manifest(checkpoint)
+    if manifest:
+        return str(manifest["sha256"])
+    shards = sorted(checkpoint.glob("*.safetensors"))
+    return hashlib.sha256("".join(map(_sha256, shards)).encode()).hexdigest()
 
 
 def _locate(name: str) -> Callable[[Progress], Path]:
