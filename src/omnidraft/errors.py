@@ -43,6 +43,10 @@ class NGramFileError(OmniDraftError):
     """A file of n-grams that is damaged, or of another pair of models."""
 
 
+class ProfileError(OmniDraftError):
+    """A profile that is damaged, foreign, in use elsewhere, or cannot be written."""
+
+
 class OptionError(OmniDraftError):
     """An option, or a combination of options, that makes no sense."""
 

@@ -7,6 +7,7 @@ cache, shared with other tools. All else is in the cache folder (`omnidraft.cach
 import contextlib
 import difflib
 import functools
+import hashlib
 import importlib.metadata
 import importlib.util
 import json
@@ -39,7 +40,17 @@ from omnidraft.catalog import KNOWN_MODELS
 from omnidraft.errors import CacheError, DamagedFileError, MissingExtraError, ModelNotFoundError
 from omnidraft.fetch import Origin, fetch_hub_gguf, fetch_known, fetch_snapshot
 
-__all__ = ["ModelInfo", "cache_root", "check", "list_models", "pull", "remove", "resolve", "verify"]
+__all__ = [
+    "ModelInfo",
+    "cache_root",
+    "check",
+    "list_models",
+    "pull",
+    "remove",
+    "resolve",
+    "verify",
+    "weights_fingerprint",
+]
 
 _HUB_ID = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(?:/(?P<file>[^\\]+\.gguf))?")
 
@@ -80,6 +91,18 @@ def check(name: str) -> None:
         ModelNotFoundError, DamagedFileError: as for `resolve`.
     """
     _locate(name)
+
+
+def weights_fingerprint(checkpoint: Path) -> str:
+    """What tells these weights from others: the sha256 of the GGUF file they come from, else of their own files.
+
+    Without a GGUF file all of the weights are read.
+    """
+    manifest = read_manifest(checkpoint)
+    if manifest:
+        return str(manifest["sha256"])
+    shards = sorted(checkpoint.glob("*.safetensors"))
+    return hashlib.sha256("".join(map(sha256_of, shards)).encode()).hexdigest()
 
 
 def _locate(name: str) -> Callable[[Progress], Path]:

@@ -478,17 +478,21 @@ class Trie:
             for token in sorted(self.uses, key=lambda token: -self.uses[token])
         ]
 
-    def save(self, path: Path, *, drafter: str, target: str) -> None:
-        """Write the n-grams met and their uses; replaces the file in one step. Names are for people."""
+    def record(self, *, drafter: str, target: str) -> dict[str, Any]:
+        """The n-grams met and their uses, as JSON. Names are for people."""
         alignment = self.lexicon.alignment
         rank = {token: at for at, token in enumerate(self.uses)}
-        record = {
+        return {
             "format": _FORMAT,
             "version": _VERSION,
             "drafter": {"name": drafter, "fingerprint": alignment.draft.fingerprint},
             "target": {"name": target, "fingerprint": alignment.target.fingerprint},
             "entries": [entry | {"recency": rank[entry["token"]]} for entry in self.entries()],
         }
+
+    def save(self, path: Path, *, drafter: str, target: str) -> None:
+        """Write the record to a file, replacing it in one step."""
+        record = self.record(drafter=drafter, target=target)
         part = path.with_name(f"{path.name}.{os.getpid()}.part")
         part.write_text(json.dumps(record, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
         part.replace(path)
@@ -499,12 +503,16 @@ class Trie:
         Raises:
             NGramFileError: not such a file, a damaged one, a newer version, or one of another pair.
         """
-        record = read_ngrams(path)
+        self.insert_record(read_ngrams(path), path)
+
+    def insert_record(self, record: Any, source: str | Path) -> None:
+        """Know the n-grams of a record too; `source` says in errors where it is from. Errors as for `load`."""
+        _check(record, source)
         alignment = self.lexicon.alignment
         for side, vocab in (("drafter", alignment.draft), ("target", alignment.target)):
             if record[side]["fingerprint"] != vocab.fingerprint:
                 raise NGramFileError(
-                    f"{path} holds n-grams of drafter {record['drafter']['name']} and target "
+                    f"{source} holds n-grams of drafter {record['drafter']['name']} and target "
                     f"{record['target']['name']}, and this {side}'s vocabulary is another; "
                     "choose another file, or load that pair"
                 )
@@ -518,24 +526,34 @@ def read_ngrams(path: Path) -> dict[str, Any]:
     """An n-gram file as it was saved; errors as in `Trie.load`."""
     try:
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise NGramFileError(f"{path} does not exist; check the name") from error
+    except (OSError, ValueError) as error:
+        raise _not_whole(path) from error
+    _check(record, path)
+    return record
+
+
+def _check(record: Any, source: str | Path) -> None:
+    """Raise NGramFileError for what is not the record of a trie."""
+    try:
         if record["format"] != _FORMAT:
             raise KeyError("format")
         if record["version"] > _VERSION:
             raise NGramFileError(
-                f"{path} was written by a newer version of omnidraft; update this one, or choose another file"
+                f"{source} was written by a newer version of omnidraft; update this one, or choose another file"
             )
         for side in ("drafter", "target"):
             record[side]["name"], record[side]["fingerprint"]
         for entry in record["entries"]:
             int(entry["token"]), int(entry["uses"]), int(entry["recency"])
             "".join([entry["text"], *entry["symbols"]])  # all of them texts
-    except FileNotFoundError as error:
-        raise NGramFileError(f"{path} does not exist; check the name") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise NGramFileError(
-            f"{path} is not a whole n-gram file; choose another, or remove it if it was one"
-        ) from error
-    return record
+    except (ValueError, KeyError, TypeError) as error:
+        raise _not_whole(source) from error
+
+
+def _not_whole(source: str | Path) -> NGramFileError:
+    return NGramFileError(f"{source} is not a whole n-gram file; choose another, or remove it if it was one")
 
 
 def export_ngrams(record: dict[str, Any], path: Path) -> None:

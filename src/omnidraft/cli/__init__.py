@@ -16,6 +16,7 @@ from omnidraft.cli.answer import chat, generate
 from omnidraft.cli.common import out
 from omnidraft.cli.compare import bench, demo
 from omnidraft.cli.models import models_app, pull
+from omnidraft.cli.profiles import profile_app
 from omnidraft.cli.steps import explain
 from omnidraft.cli.vocabularies import align, ngrams_app
 from omnidraft.errors import OmniDraftError
@@ -35,6 +36,7 @@ for _command in (pull, generate, chat, bench, demo, align, explain):  # as --hel
     app.command()(_command)
 app.add_typer(models_app, name="models")
 app.add_typer(ngrams_app, name="ngrams")
+app.add_typer(profile_app, name="profile")
 
 
 def _print_version(wanted: bool) -> None:
