@@ -81,7 +81,7 @@ def law(
         InvalidLogitsError: NaN, +inf, or nothing but -inf.
     """
     top = logits.max()  # NaN, if there is one
-    if not np.isfinite(top):
+    if not math.isfinite(top):
         raise InvalidLogitsError(_INVALID)
     p: Row = logits - top
     if sampling.temperature != 1:
@@ -260,7 +260,7 @@ class Sampler:
 
 def _likeliest_token(logits: Row) -> int:
     token = int(logits.argmax())  # the first NaN, if there is one
-    if not np.isfinite(logits[token]):
+    if not math.isfinite(logits[token]):
         raise InvalidLogitsError(_INVALID)
     return token
 

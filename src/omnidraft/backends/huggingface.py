@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from transformers.cache_utils import Cache, DynamicLayer
 
 from omnidraft.errors import OptionError, VocabularyError
+from omnidraft.session import Session
 from omnidraft.types import Rows, as_tokens
 from omnidraft.vocab import Vocab
 
@@ -88,7 +89,7 @@ def _pack(module: Any, mixed: bool) -> None:
                 setattr(parent, name, _PackedLinear(child, mixed))
 
 
-class HuggingFaceSession:
+class HuggingFaceSession(Session):
     """One KV cache of a transformers model; see `omnidraft.session.Session`."""
 
     def __init__(self, module: Any) -> None:
