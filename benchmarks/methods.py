@@ -34,7 +34,7 @@ from omnidraft.engine import make_options
 from omnidraft.ngrams import Eviction, Lexicon, Trie
 from omnidraft.provenance import provenance
 from omnidraft.sampling import Sampler, Sampling
-from omnidraft.session import feed
+from omnidraft.session import Session, feed
 from omnidraft.stats import Stats
 from omnidraft.tasks import load_task
 from omnidraft.translate import SymbolTranslator, TextTranslator, Translator
@@ -69,7 +69,7 @@ class Result:
     ngram_hits: int
 
 
-class Replay:
+class Replay(Session):
     """A target's session that knows only its recorded answer: the row at each position has it as its maximum."""
 
     def __init__(self, width: int) -> None:
@@ -102,7 +102,7 @@ class Replay:
         return self._rows[:rows]
 
 
-class Memo:
+class Memo(Session):
     """A drafter's session that runs each pass once, whichever method asks; keeps the likeliest tokens of a row."""
 
     def __init__(self, model: Any) -> None:

@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from omnidraft.session import Session
 from omnidraft.types import Row, Rows, as_tokens
 from omnidraft.vocab import _CHAR_OF, Vocab
 
@@ -54,7 +55,7 @@ def toy_vocab(merges: int, *, order: int = 0, padding: int = 0) -> Vocab:
     return Vocab(tokenizer, width=tokenizer.get_vocab_size() + padding, bos=bos, eos=[eos])
 
 
-class ToySession:
+class ToySession(Session):
     def __init__(self, model: ToyModel) -> None:
         self.tokens = as_tokens()
         self.seconds = 0.0

@@ -84,7 +84,7 @@ def law(
         FloatingPointError: NaN, +inf, or nothing but -inf.
     """
     top = logits.max()  # NaN, if there is one
-    if not np.isfinite(top):
+    if not math.isfinite(top):
         raise FloatingPointError
     p: Row = logits - top
     if sampling.temperature != 1:
@@ -292,6 +292,6 @@ class Sampler:
 
 def _likeliest_token(logits: Row) -> int:
     token = int(logits.argmax())  # the first NaN, if there is one
-    if not np.isfinite(logits[token]):
+    if not math.isfinite(logits[token]):
         raise FloatingPointError
     return token

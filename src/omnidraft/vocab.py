@@ -126,7 +126,10 @@ class Vocab:
         `data`; callers that need the same bytes compare.
         """
         tokens: list[int] = []
-        parts = _INVALID_UTF8.split(data.decode("utf-8", "surrogateescape"))
+        try:
+            parts = [data.decode()]
+        except UnicodeDecodeError:
+            parts = _INVALID_UTF8.split(data.decode("utf-8", "surrogateescape"))
         for text, invalid in zip(parts[::2], [*parts[1::2], ""], strict=True):
             if text:
                 tokens += self._encoder.encode(text, add_special_tokens=False).ids

@@ -19,6 +19,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from omnidraft.backends.loading import load_causal_lm
 from omnidraft.errors import OptionError, VocabularyError
+from omnidraft.session import Session
 from omnidraft.types import Rows, as_tokens
 from omnidraft.vocab import Vocab
 
@@ -115,7 +116,7 @@ def _sharing(module: Any) -> Any:
     return twin
 
 
-class HuggingFaceSession:
+class HuggingFaceSession(Session):
     """One KV cache of a transformers model; see `omnidraft.session.Session`."""
 
     def __init__(self, module: Any) -> None:
