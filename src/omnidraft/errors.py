@@ -28,6 +28,10 @@ class MissingExtraError(OmniDraftError):
         super().__init__(f"{library} is not installed; pip install 'omnidraft[{extra}]'")
 
 
+class UnsupportedModelError(OmniDraftError):
+    """A model that an engine cannot run."""
+
+
 class VocabularyError(OmniDraftError):
     """A tokenizer whose tokens cannot be turned into bytes."""
 

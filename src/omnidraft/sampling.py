@@ -265,4 +265,6 @@ def _likeliest_token(logits: Row) -> int:
     return token
 
 
-_INVALID = "the target's logits hold NaN or infinity; load it with dtype='float32', or check that its files are whole"
+_INVALID = (
+    "the target's logits hold NaN or infinity; try precision='float32', or check that its files are whole"
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from omnidraft.types import Rows, Tokens, as_tokens
@@ -27,10 +28,21 @@ class Session(Protocol):
         """Append tokens in one pass; return the logits after the last `rows` of them. [rows, V] float32"""
 
 
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What runs a model. `precision`: of its weights; `reason`: why it was chosen, empty where the user did."""
+
+    name: str
+    precision: str
+    device: str
+    reason: str = ""
+
+
 class Model(Protocol):
     """Weights and vocabulary. Never altered by use; any number of sessions share it."""
 
     name: str
+    engine: Engine
     context_length: int  # tokens
 
     @property
