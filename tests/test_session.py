@@ -159,4 +159,4 @@ def test_models_that_cannot_be_rewound_are_refused(monkeypatch: pytest.MonkeyPat
     transformers.MambaForCausalLM(config).save_pretrained(tmp_path)
     monkeypatch.setattr(huggingface.AutoTokenizer, "from_pretrained", lambda folder: SimpleNamespace())
     with pytest.raises(OptionError, match="recurrent"):
-        huggingface.HuggingFaceModel(tmp_path, name="mamba", dtype="float32")
+        huggingface.HuggingFaceModel(tmp_path, name="mamba", precision="float32")

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from omnidraft.session import Session
+from omnidraft.session import Engine, Session
 from omnidraft.types import Row, Rows, as_tokens
 from omnidraft.vocab import _CHAR_OF, Vocab
 
@@ -78,6 +78,7 @@ class ToyModel:
 
     def __init__(self, vocab: Vocab, *, name: str = "toy", seed: int = 0, scale: float = 1.0) -> None:
         self.name = name
+        self.engine = Engine("toy", "float64", "cpu")
         self._vocab = vocab
         self.seed = seed
         self.scale = scale

@@ -121,7 +121,7 @@ def convert_gguf(file: Path, folder: Path) -> None:
     """Write `file` as a checkpoint into the existing, empty `folder`.
 
     The weights are stored as bfloat16: half the size of float32, the type that upstream publishes, so that
-    `dtype="auto"` loads it without a cast. Rounding a dequantised 4-bit weight to 8 bits of mantissa moves it
+    `precision="auto"` loads it without a cast. Rounding a dequantised 4-bit weight to 8 bits of mantissa moves it
     by a small part of what the quantisation already did. float16 would be closer still, but a model loaded as
     stored would then compute in float16, where Gemma overflows.
 

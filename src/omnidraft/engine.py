@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from omnidraft import hub
 from omnidraft.decode import Chunk, decode, stream_text
 from omnidraft.drafting import Drafter
-from omnidraft.errors import ContextLengthError, MissingExtraError, OptionError, is_count
+from omnidraft.errors import ContextLengthError, OptionError, is_count
 from omnidraft.ngrams import Eviction, Lexicon, Trie
 from omnidraft.sampling import Processor, Sampler, Sampling
 from omnidraft.session import Model, Session
@@ -25,8 +25,6 @@ from omnidraft.vocab import Alignment
 Method = Literal["auto", "plain", "direct", "ngram", "prefill", "text"]
 Verification = Literal["auto", "compare", "trie", "paper"]
 Message = Mapping[str, str]
-DEFAULT_DRAFTER = "smollm2-135m"
-ENGINES = ("auto", "transformers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +179,15 @@ class OmniDraft:
         self._draft_session: Session | None = drafter.session() if drafter else None
         self._translators: dict[Strategy, Translator] = {}
         self._tries: dict[tuple[str, bool], Trie] = {}
+
+    @property
+    def engines(self) -> dict[str, dict[str, str]]:
+        """What runs the target and the drafter, in the form that `--json` prints."""
+        return {
+            role: dataclasses.asdict(model.engine)
+            for role, model in (("target", self.target), ("drafter", self.drafter))
+            if model
+        }
 
     def prompt_tokens(self, prompt: str | Sequence[Message], *, raw: bool = False) -> list[int]:
         """The target's token ids of a prompt: text as one user message (or as it is, `raw`), or chat messages.
@@ -382,62 +389,3 @@ def _several(name: str, values: Any) -> tuple[Any, ...]:
         return tuple(values)
     except TypeError as error:
         raise OptionError(f"{name} is {values!r}; pass a list") from error
-
-
-def load(
-    target: str | Model,
-    drafter: str | Model | None = DEFAULT_DRAFTER,
-    *,
-    dtype: str = "auto",
-    device: str = "auto",
-    engine: str = "auto",
-    ngram_capacity: int | None = None,
-    ngram_eviction: Eviction = "lfu",
-) -> OmniDraft:
-    """Load a target and a drafter, fetching them on first use.
-
-    A model is a known name (`omnidraft models`), a hub id, a local folder, a GGUF file, or one loaded before:
-    a drafter loaded once serves any number of targets. `drafter=None` decodes plainly. `dtype` and `device`
-    are torch's names; `auto` is bfloat16 where the machine multiplies it in hardware, and CUDA where there is.
-    Under `auto` the drafter is `mixed`: elsewhere too its passes over a single token are in bfloat16.
-    `ngram_capacity`: how many n-grams the method `ngram` keeps; None keeps all. Beyond it the least frequently
-    (`lfu`) or the least recently (`lru`) accepted ones go.
-
-    Raises:
-        OmniDraftError: the subclass says what is wrong with the name, the files or the options.
-    """
-    if not (ngram_capacity is None or (is_count(ngram_capacity) and ngram_capacity >= 0)):
-        raise OptionError(f"ngram_capacity is {ngram_capacity!r}; it must be an integer, 0 or more")
-    if ngram_eviction not in get_args(Eviction):
-        raise OptionError(f"unknown eviction {ngram_eviction!r}; use one of {', '.join(get_args(Eviction))}")
-    if dtype == "mixed":
-        raise OptionError("dtype 'mixed' is for drafters; use 'auto', which gives it to the drafter alone")
-    for name in (target, drafter):
-        if isinstance(name, str):
-            hub.check(name)  # a mistyped target must not cost the drafter's download first
-    where = {"device": device, "engine": engine}
-    draft_dtype = "mixed" if dtype == "auto" else dtype
-    loaded_drafter = load_model(drafter, dtype=draft_dtype, **where) if drafter is not None else None
-    return OmniDraft(
-        load_model(target, dtype=dtype, **where),
-        loaded_drafter,
-        ngram_capacity=ngram_capacity,
-        ngram_eviction=ngram_eviction,
-    )
-
-
-def load_model(
-    model: str | Model, *, dtype: str = "auto", device: str = "auto", engine: str = "auto"
-) -> Model:
-    """Load one model by name; one that is loaded already is returned as it is. Errors as in `load`."""
-    if not isinstance(model, str):
-        return model
-    if engine not in ENGINES:
-        raise OptionError(f"unknown engine {engine!r}; use one of {', '.join(ENGINES)}")
-    try:
-        from omnidraft.backends.huggingface import HuggingFaceModel, resolve_device, resolve_dtype
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(error.name or "transformers", "hf") from error
-    resolve_device(device)
-    resolve_dtype(dtype, "cpu")
-    return HuggingFaceModel(hub.pull(model), name=model, dtype=dtype, device=device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Protocol
 
@@ -54,10 +55,21 @@ class Session(Protocol):
         return written
 
 
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What runs a model. `precision`: of its weights; `reason`: why it was chosen, empty where the user did."""
+
+    name: str
+    precision: str
+    device: str
+    reason: str = ""
+
+
 class Model(Protocol):
     """Weights and vocabulary. Never altered by use; any number of sessions share it."""
 
     name: str
+    engine: Engine
     context_length: int  # tokens
 
     @property

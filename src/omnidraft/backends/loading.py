@@ -24,7 +24,7 @@ def load_causal_lm(folder: Path, name: str, dtype: torch.dtype) -> Any:
         UnsupportedModelError: not a language model that writes from left to right.
         DamagedFileError: weights that are unreadable, missing, or of another shape than config.json says.
     """
-    _require_causal(folder, name)
+    causal_config(folder, name)
     try:
         module, report = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
     except Exception as error:  # which one depends on the library at fault: torch, safetensors, transformers
@@ -39,7 +39,12 @@ def load_causal_lm(folder: Path, name: str, dtype: torch.dtype) -> Any:
     return module
 
 
-def _require_causal(folder: Path, name: str) -> None:
+def causal_config(folder: Path, name: str) -> Any:
+    """The checkpoint's configuration.
+
+    Raises:
+        UnsupportedModelError: not a language model that writes from left to right.
+    """
     try:
         config = AutoConfig.from_pretrained(folder)
     except Exception as error:
@@ -57,6 +62,7 @@ def _require_causal(folder: Path, name: str) -> None:
             f"{name} is a {made[0] if made else config.model_type}, which does not write text from left to right; "
             "choose a causal language model"
         )
+    return config
 
 
 def _first_line(error: Exception) -> str:
