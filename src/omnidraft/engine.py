@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from omnidraft import hub
 from omnidraft.decode import Chunk, decode, stream_text
@@ -21,6 +21,10 @@ from omnidraft.translate import SymbolTranslator, TextTranslator, Translator
 from omnidraft.types import Step
 from omnidraft.verify import Compare, Paper, Rule, Walk
 from omnidraft.vocab import Alignment
+
+if TYPE_CHECKING:
+    from omnidraft.learn.learner import Learner
+    from omnidraft.learn.profile import ProfileStore
 
 Method = Literal["auto", "plain", "direct", "ngram", "prefill", "text"]
 Verification = Literal["auto", "compare", "trie", "paper"]
@@ -177,6 +181,9 @@ class OmniDraft:
         self.alignment = Alignment(drafter.vocab, target.vocab) if drafter else None
         self._target_session: Session = target.session()
         self._draft_session: Session | None = drafter.session() if drafter else None
+        self.learner: Learner | None = None
+        self._drafting = drafter  # the drafter as it is adapted now
+        self._learners: dict[str | None, Learner] = {}
         self._translators: dict[Strategy, Translator] = {}
         self._tries: dict[tuple[str, bool], Trie] = {}
 
@@ -261,10 +268,45 @@ class OmniDraft:
         drafter = self.drafter.name if self.drafter else ""
         self.trie("ngram", splits=splits).save(path, drafter=drafter, target=self.target.name)
 
+    def learn(
+        self,
+        when: str = "between",
+        *,
+        profile: str | None = None,
+        budget: float = 0.3,
+        store: ProfileStore | None = None,
+        **training: Any,
+    ) -> Learner:
+        """Let the drafter learn from every answer from now on (extra `learn`); the next request drafts with it.
+
+        `when`, `budget`: see `omnidraft.learn.learner.Learning`; `off` uses a profile as it is. `training`: the fields
+        of `omnidraft.learn.trainer.Training`. With a `profile` what was learned is kept on disk and gone on from;
+        to switch to another, or back, call this again, which takes no time for one that was used before.
+
+        Raises:
+            OptionError: no drafter, one of an engine that cannot be adapted, or a value outside its range.
+            ProfileError: the profile cannot be read or written.
+        """
+        from omnidraft.learn.learner import learner_for  # needs torch
+
+        if profile not in self._learners:
+            if self.drafter is None:
+                raise OptionError("there is no drafter to learn; load one with drafter=...")
+            self._learners[profile] = learner_for(
+                self.drafter, self.target, self.trie("prefill"), when, profile, budget, store, training
+            )
+        self.learner = self._learners[profile]
+        return self.learner
+
+    def close(self) -> None:
+        """Stop learning, and save what was learned in the profiles that were used."""
+        for learner in self._learners.values():
+            learner.close()
+
     def reset(self) -> None:
         """Forget the KV caches; n-grams met stay."""
         self._target_session = self.target.session()
-        self._draft_session = self.drafter.session() if self.drafter else None
+        self._draft_session = self._drafting.session() if self._drafting else None
 
     def _steps(self, tokens: list[int], options: Options, limit: int) -> Iterator[Step]:
         vocab = self.target.vocab
@@ -281,7 +323,7 @@ class OmniDraft:
             drafter=self.drafter.name if self.drafter else "",
         )
         rule = self._rule(strategy)
-        return decode(
+        steps = decode(
             self._target_session,
             self._new_drafter(strategy, sampler if rule.needs_laws else None),
             tokens,
@@ -291,6 +333,7 @@ class OmniDraft:
             max_tokens=limit,
             ends=vocab.eos,
         )
+        return _observed(steps, self.learner, tokens) if self.learner else steps
 
     def _processors(self, options: Options, prompt_length: int) -> list[Processor]:
         """The answer's own: what has a state begins anew."""
@@ -316,6 +359,10 @@ class OmniDraft:
             return None
         if self.drafter is None or self._draft_session is None or self.alignment is None:
             raise OptionError(f"method {strategy.method!r} needs a drafter; load one with drafter=...")
+        newest = self.learner.drafter if self.learner else self.drafter
+        if newest is not self._drafting:  # a KV cache of older weights is fed again
+            self._drafting = newest
+            self._draft_session = newest.session()
         if strategy not in self._translators:
             self._translators[strategy] = self._translator(strategy, self.alignment)
         translator = self._translators[strategy]
@@ -361,6 +408,14 @@ def _messages(prompt: str | Sequence[Message]) -> list[dict[str, str]]:
     if not any(message["content"] for message in messages):
         raise OptionError("the prompt is empty; give some text")
     return messages
+
+
+def _observed(steps: Iterator[Step], learner: Learner, prompt: Sequence[int]) -> Iterator[Step]:
+    with learner.request(prompt) as tracer:
+        for step in steps:
+            if tracer:
+                tracer.add(step)
+            yield step
 
 
 def make_options(**options: Any) -> Options:

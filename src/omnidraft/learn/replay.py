@@ -55,14 +55,14 @@ def pack(traces: Iterable[Trace]) -> Arrays:
 
 
 def unpack(arrays: Mapping[str, NDArray[Any]]) -> list[Trace]:
-    """The Traces of `pack`.
+    """The Traces of `pack`; copies, since a file's arrays cannot be written to and torch warns of such.
 
     Raises:
         KeyError, ValueError: not such arrays.
     """
     names = [field.name for field in fields(Trace)]
     columns = [
-        np.split(arrays[name], np.cumsum(arrays[f"{name}.lengths"])[:-1])
+        np.split(np.array(arrays[name]), np.cumsum(arrays[f"{name}.lengths"])[:-1])
         if len(arrays[f"{name}.lengths"])
         else []
         for name in names

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,8 +65,11 @@ class Update:
 class Trainer:
     """A drafter's weights in float32, for training only; what comes out is an adapter for the model that drafts."""
 
-    def __init__(self, folder: Path, lexicon: Lexicon, training: Training) -> None:
-        """`folder`: the drafter's checkpoint.
+    def __init__(
+        self, folder: Path, lexicon: Lexicon, training: Training, *, gate: Callable[[], None] | None = None
+    ) -> None:
+        """`folder`: the drafter's checkpoint. `gate` is called before every layer, forward and back: where training
+        in the background waits while something more urgent runs.
 
         Raises:
             MissingExtraError: PEFT is not there.
@@ -76,7 +80,9 @@ class Trainer:
         module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         if training.rank:
             module = _with_lora(module, training)
-        self.module = module.train()
+        self.module = module.eval()  # no dropout: a drafter is trained as it drafts
+        if gate:
+            _put_before_layers(module, gate)
         self._parameters = {
             name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad
         }
@@ -89,7 +95,7 @@ class Trainer:
         self._optimizer.zero_grad(set_to_none=True)
         total, positions = 0.0, 0
         for trace in traces:
-            terms = self.losses(trace)
+            terms = self.losses(trace.tail(self.training.length))
             terms.sum().backward()  # type: ignore[no-untyped-call]
             total += float(terms.detach().sum())
             positions += len(terms)
@@ -106,13 +112,25 @@ class Trainer:
         """The loss of each position of a Trace that has a teacher, nats. [any]"""
         return self._loss(self.logits(trace), trace, self._pushed)
 
+    def forget_moments(self) -> None:
+        """Begin the optimiser anew: its moments belong to weights that were given up."""
+        self._optimizer.state.clear()
+
     def logits(self, trace: Trace) -> Tensor:
         """The drafter's logits of each token of the answer. [n - prompt, V_draft]"""
-        trace = trace.tail(self.training.length)
         answer = len(trace.tokens) - int(trace.prompt[0])
         ids = torch.from_numpy(trace.tokens[None, :-1].astype(np.int64))
         logits: Tensor = self.module(input_ids=ids, logits_to_keep=answer, use_cache=False).logits[0]
         return logits
+
+    def likeliest(self, trace: Trace, *, adapted: bool = True) -> NDArray[np.int64]:
+        """The drafter's likeliest token at each position of the answer. [n - prompt]"""
+        as_it_came = (
+            self.module.disable_adapter if not adapted and self.training.rank else contextlib.nullcontext
+        )
+        with torch.no_grad(), as_it_came():
+            found: NDArray[np.int64] = self.logits(trace).argmax(-1).numpy()
+        return found
 
     def weights(self) -> Arrays:
         """The adapter, by PEFT's own names; or all weights. float32"""
@@ -147,6 +165,24 @@ class Trainer:
                 self._optimizer.state[parameter] = {
                     key: torch.from_numpy(np.array(state[entry])) for key, entry in own.items()
                 }
+
+
+def adapter_document(drafter: str, rank: int) -> dict[str, Any]:
+    """adapter_config.json, by which PEFT loads an adapter of ours."""
+    from peft import LoraConfig
+
+    config = lora_config(LoraConfig, rank).to_dict()
+    return {name: sorted(value) if isinstance(value, set) else value for name, value in config.items()} | {
+        "base_model_name_or_path": drafter,
+        "peft_type": "LORA",
+    }
+
+
+def _put_before_layers(module: Any, gate: Callable[[], None]) -> None:
+    layers = next(child for child in module.modules() if isinstance(child, torch.nn.ModuleList))
+    for layer in layers:
+        layer.register_forward_pre_hook(lambda *_: gate())
+        layer.register_full_backward_pre_hook(lambda *_: gate())
 
 
 def _with_lora(module: Any, training: Training) -> Any:
