@@ -829,6 +829,15 @@ def test_list_and_show(filled: ProfileStore, capsys: pytest.CaptureFixture[str])
     assert record["problem"] is None
 
 
+def test_the_documented_python_runs(store: ProfileStore) -> None:
+    docs = (Path(__file__).parents[1] / "docs" / "profiles.md").read_text(encoding="utf-8")
+    code = docs.partition("```python\n")[2].partition("```")[0]
+    for _ in range(2):
+        exec(code, {})
+    (info,) = store.profiles()
+    assert store.open(info.key).document("statistics") == {"updates": 2}
+
+
 def test_show_says_what_is_damaged(filled: ProfileStore, capsys: pytest.CaptureFixture[str]) -> None:
     flip(version_folder(filled, 1) / "replay.safetensors")
     call("show", "default")
