@@ -27,7 +27,7 @@ from hypothesis.extra import numpy as arrays_of
 from saving import KEY, SECRET, parts, saved_value, value_of
 from toy import toy_vocab
 
-from omnidraft import cli, hub
+from omnidraft import cache, cli, hub
 from omnidraft.errors import NGramFileError, ProfileError
 from omnidraft.learn import manifest as manifests
 from omnidraft.learn import profile as profiles
@@ -791,7 +791,8 @@ def test_weights_are_told_apart(tmp_path: Path) -> None:
         (tmp_path / name / "model.safetensors").write_bytes(data)
     a, b, c = (hub.weights_fingerprint(tmp_path / name) for name in "abc")
     assert a == c != b
-    (tmp_path / "c" / "omnidraft.json").write_text(json.dumps({"sha256": "of the GGUF file"}))
+    manifest = dict.fromkeys(cache._MANIFEST_KEYS, "") | {"sha256": "of the GGUF file"}
+    (tmp_path / "c" / "omnidraft.json").write_text(json.dumps(manifest))
     assert hub.weights_fingerprint(tmp_path / "c") == "of the GGUF file"
 
 
