@@ -27,7 +27,7 @@ from hypothesis.extra import numpy as arrays_of
 from saving import KEY, SECRET, parts, saved_value, value_of
 from toy import toy_vocab
 
-from omnidraft import cli, hub
+from omnidraft import cache, cli, hub
 from omnidraft.errors import NGramFileError, ProfileError
 from omnidraft.learn import manifest as manifests
 from omnidraft.learn import profile as profiles
@@ -791,7 +791,8 @@ def test_weights_are_told_apart(tmp_path: Path) -> None:
         (tmp_path / name / "model.safetensors").write_bytes(data)
     a, b, c = (hub.weights_fingerprint(tmp_path / name) for name in "abc")
     assert a == c != b
-    (tmp_path / "c" / "omnidraft.json").write_text(json.dumps({"sha256": "of the GGUF file"}))
+    manifest = dict.fromkeys(cache._MANIFEST_KEYS, "") | {"sha256": "of the GGUF file"}
+    (tmp_path / "c" / "omnidraft.json").write_text(json.dumps(manifest))
     assert hub.weights_fingerprint(tmp_path / "c") == "of the GGUF file"
 
 
@@ -827,6 +828,15 @@ def test_list_and_show(filled: ProfileStore, capsys: pytest.CaptureFixture[str])
     assert record["statistics"]["held_out"] == {"before": 0.31, "after": 0.42}
     assert record["files"]["replay.safetensors"]["text"] is True
     assert record["problem"] is None
+
+
+def test_the_documented_python_runs(store: ProfileStore) -> None:
+    docs = (Path(__file__).parents[1] / "docs" / "profiles.md").read_text(encoding="utf-8")
+    code = docs.partition("```python\n")[2].partition("```")[0]
+    for _ in range(2):
+        exec(code, {})
+    (info,) = store.profiles()
+    assert store.open(info.key).document("statistics") == {"updates": 2}
 
 
 def test_show_says_what_is_damaged(filled: ProfileStore, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
@@ -38,12 +39,11 @@ def list_profiles(as_json: AsJson = False) -> None:
     if as_json:
         print(json.dumps({"folder": str(store.root), "profiles": [_record(info) for info in infos]}))
         return
-    table = Table("name", "drafter", "target", box=None)
-    table.add_column("size", justify="right")
-    for title in ("saved", "set aside"):
-        table.add_column(title)
+    table = Table(box=None)
+    for title in ("name", "drafter", "target", "size", "saved", "set aside"):
+        table.add_column(title, justify="right" if title == "size" else "left", overflow="fold")
     for info in infos:
-        cells = (info.key.name, info.key.drafter, info.key.target, _size(info.size), info.manifest.saved)
+        cells = (info.key.name, info.key.drafter, info.key.target, decimal(info.size), info.manifest.saved)
         table.add_row(*map(_text, cells), _text(", ".join(info.set_aside)))
     if infos:
         out.print(table)
@@ -61,16 +61,18 @@ def show(name: Name, drafter: OfDrafter = None, target: OfTarget = None, as_json
         record = _record(info) | {"statistics": statistics, "problem": profile.problem}
         print(json.dumps(record))
         return
-    table = Table(box=None, show_header=False)
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(overflow="fold")
     key = info.key
     rows = {"name": key.name, "drafter": key.drafter, "target": key.target}
     rows |= {
         "folder": str(info.folder),
         "saved": f"{info.manifest.saved or 'never'} (version {profile.version})",
     }
-    rows["on disk"] = _size(info.size)
+    rows["on disk"] = decimal(info.size)
     for file, entry in profile.manifest.files.items():
-        rows[f"  {file}"] = _size(entry.size) + (", your text" if entry.text else "")
+        rows[f"  {file}"] = decimal(entry.size) + (", your text" if entry.text else "")
     for aside in info.set_aside:
         rows[f"  {aside}"] = "set aside"
     for field, value in (*rows.items(), *_flat(statistics)):
@@ -98,7 +100,7 @@ def export(
     check_writable(file)
     _, profile = _open(ProfileStore(), name, drafter, target)
     left_out = export_profile(profile, file, with_text=with_text)
-    out.print(f"{profile.key} to {file}, {_size(file.stat().st_size)}", markup=False)
+    out.print(f"{profile.key} to {file}, {decimal(file.stat().st_size)}", markup=False)
     if left_out:
         out.print(
             f"left out, since it holds your text: {', '.join(left_out)}; --with-text includes it", style="dim"
@@ -124,7 +126,7 @@ def import_(
     manifest = import_profile(
         ProfileStore(), file, name=name, drafter=drafter, target=target, replace=replace
     )
-    out.print(_text(f"imported {manifest.key}, {_size(manifest.size)}"))
+    out.print(_text(f"imported {manifest.key}, {decimal(manifest.size)}"))
 
 
 @profile_app.command()
@@ -134,7 +136,7 @@ def reset(name: Name, drafter: OfDrafter = None, target: OfTarget = None, yes: Y
 
     store = ProfileStore()
     info = store.find(name, drafter, target)
-    _confirm(f"forget {_size(info.size)} of profile {info.key}?", yes)
+    _confirm(f"forget {decimal(info.size)} of profile {info.key}?", yes)
     store.reset(info.key)
     out.print(_text(f"reset {info.key}"))
 
@@ -146,7 +148,7 @@ def rm(name: Name, drafter: OfDrafter = None, target: OfTarget = None, yes: Yes 
 
     store = ProfileStore()
     info = store.find(name, drafter, target)
-    _confirm(f"remove {_size(info.size)} of profile {info.key}?", yes)
+    _confirm(f"remove {decimal(info.size)} of profile {info.key}?", yes)
     store.remove(info.key)
     out.print(_text(f"removed {info.key}"))
 
@@ -189,10 +191,6 @@ def _flat(statistics: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
             yield from _flat(value, path)
         else:
             yield path, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _size(size: int) -> str:
-    return f"{size / 1e6:,.1f} MB"
 
 
 def _text(value: str) -> Text:

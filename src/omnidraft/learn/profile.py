@@ -254,7 +254,7 @@ class ProfileStore:
         with self._writing(manifest.key) as folder:
             if versions_in(folder) and not replace:
                 raise ProfileError(
-                    f"there is a profile {manifest.key}; import it under another name, or replace it"
+                    f"there is a profile {manifest.key}; import under another --name, or with --replace"
                 )
             commit(folder, manifest, sources)
             prune(folder, 1)
