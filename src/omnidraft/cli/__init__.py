@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from omnidraft import __version__
 from omnidraft.cli.answer import chat, generate
-from omnidraft.cli.common import out
+from omnidraft.cli.common import example, out
 from omnidraft.cli.compare import bench, demo
 from omnidraft.cli.models import models_app, pull
 from omnidraft.cli.profiles import profile_app
@@ -32,8 +33,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for _command in (pull, generate, chat, bench, demo, align, explain):  # as --help lists them
-    app.command()(_command)
+_EXAMPLES: dict[Callable[..., None], str] = {  # in the order of --help
+    pull: "omnidraft pull smollm2-135m",
+    generate: 'omnidraft generate --target qwen2.5-coder-0.5b "What is 12 * 12?"',
+    chat: 'omnidraft chat --target qwen2.5-coder-0.5b --system "Be brief."',
+    bench: "omnidraft bench --target qwen2.5-coder-0.5b --task mbpp --data DIR --limit 3",
+    demo: "omnidraft demo --target qwen2.5-coder-1.5b",
+    align: "omnidraft align --drafter smollm2-135m --target qwen2.5-coder-0.5b",
+    explain: 'omnidraft explain --target qwen2.5-coder-0.5b --method prefill "Write a haiku."',
+}
+for _command, _example in _EXAMPLES.items():
+    app.command(epilog=example(_example))(_command)
 app.add_typer(models_app, name="models")
 app.add_typer(ngrams_app, name="ngrams")
 app.add_typer(profile_app, name="profile")
