@@ -21,6 +21,8 @@ from tiny import write_home
 
 import omnidraft
 from omnidraft import cli
+from omnidraft.learn.exchange import export_profile
+from omnidraft.learn.profile import Document, ProfileKey, ProfileStore
 from omnidraft.types import Draft, Proposal
 
 ROOT = Path(__file__).parents[1]
@@ -65,6 +67,9 @@ def user(whole_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     row = {"task_id": 11, "text": "Add two numbers.", "test_list": ["assert add(1, 2) == 3"]}
     (tmp_path / "DIR" / "mbpp.jsonl").write_text(json.dumps(row) + "\n")
     omnidraft.load("qwen2.5-coder-0.5b").save_ngrams(tmp_path / "FILE")
+    store = ProfileStore()
+    store.save(ProfileKey("smollm2-135m", "qwen2.5-coder-0.5b", "default"), {"statistics": Document({})})
+    export_profile(store.open(store.find("default").key), tmp_path / "PROFILE.zip")
     monkeypatch.setattr(sys, "stdin", io.StringIO("Hello!\n/stats\n/quit\n"))
     monkeypatch.setattr("builtins.input", lambda prompt: sys.stdin.readline().rstrip("\n"))
     return tmp_path
@@ -120,8 +125,11 @@ def test_every_block_says_what_it_is() -> None:
 
 
 def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    for name, inner in getattr(command, "commands", {}).items():
-        yield from leaves(inner, (*path, name)) if getattr(inner, "commands", {}) else [(*path, name)]
+    if not hasattr(command, "list_commands"):
+        yield path
+        return
+    for name in command.list_commands(None):
+        yield from leaves(command.get_command(None, name), (*path, name))
 
 
 def commands() -> list[tuple[str, ...]]:

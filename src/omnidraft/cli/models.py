@@ -9,7 +9,9 @@ import typer
 from omnidraft.cli.common import err, example, out
 from omnidraft.errors import DamagedFileError
 
-models_app = typer.Typer(no_args_is_help=False, invoke_without_command=True, rich_markup_mode=None)
+models_app = typer.Typer(
+    no_args_is_help=False, invoke_without_command=True, add_completion=False, rich_markup_mode=None
+)
 
 
 def pull(name: Annotated[str, typer.Argument(help="A known name, hub id or GGUF file.")]) -> None:

@@ -17,7 +17,9 @@ from omnidraft.errors import OptionError
 if TYPE_CHECKING:
     from omnidraft.align import Report
 
-ngrams_app = typer.Typer(no_args_is_help=False, rich_markup_mode=None, help="Look into files of n-grams.")
+ngrams_app = typer.Typer(
+    no_args_is_help=False, add_completion=False, rich_markup_mode=None, help="Look into files of n-grams."
+)
 
 NGramFile = Annotated[Path, typer.Argument(help="A file written by --ngrams.")]
 
