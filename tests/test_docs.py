@@ -23,7 +23,6 @@ import omnidraft
 from omnidraft import cli
 from omnidraft.learn.exchange import export_profile
 from omnidraft.learn.profile import Document, ProfileKey, ProfileStore
-from omnidraft.types import Draft, Proposal
 
 ROOT = Path(__file__).parents[1]
 RUN, SHOWN = ("python", "pycon", "bash"), ("py", "text")  # languages of blocks that run, and that do not
@@ -192,7 +191,10 @@ TARGET = "qwen2.5-coder-0.5b"
 DEFAULTS: dict[str, Callable[[], object]] = {
     "Answer": lambda: str(omnidraft.Answer("", (), "stop", omnidraft.Stats())),
     "OmniDraft": lambda: omnidraft.OmniDraft(omnidraft.load_model(TARGET), None),
+    "OmniDraft.close": lambda: omnidraft.load(TARGET).close(),
+    "OmniDraft.engines": lambda: omnidraft.load(TARGET).engines,
     "OmniDraft.generate": lambda: omnidraft.load(TARGET).generate("Hello!"),
+    "OmniDraft.learn": lambda: omnidraft.load(TARGET).learn(),
     "OmniDraft.lexicon": lambda: omnidraft.load(TARGET).lexicon,
     "OmniDraft.load_ngrams": lambda: omnidraft.load(TARGET).load_ngrams(Path("FILE")),
     "OmniDraft.prompt_tokens": lambda: omnidraft.load(TARGET).prompt_tokens("Hello!"),
@@ -224,9 +226,9 @@ DEFAULTS: dict[str, Callable[[], object]] = {
 
 
 def step() -> omnidraft.Step:
-    return omnidraft.Step(
-        Draft(()), Proposal(()), (1,), accepted=0, draft_seconds=0.0, verify_seconds=0.0, seconds=0.0
-    )
+    made = next(omnidraft.load(TARGET).stream("Hello!").chunks()).step
+    assert made is not None
+    return made
 
 
 def test_every_public_callable_has_a_run(api: ModuleType) -> None:
