@@ -4,7 +4,7 @@ MODEL ?= qwen2.5-coder-0.5b
 BIN := .venv/bin
 RUN := PYTHONWARNINGS=ignore $(BIN)
 
-.PHONY: setup demo test test-full check clean
+.PHONY: setup demo test test-full check docs clean
 
 setup: .venv/ready
 
@@ -26,6 +26,9 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: setup
+	$(BIN)/python docs/api.py
 
 clean:
 	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

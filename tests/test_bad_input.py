@@ -90,7 +90,7 @@ def without_a_tensor(model: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     weights = load_file(model / "model.safetensors")
-    del weights["model.norm.weight"]
+    del weights["transformer.ln_f.weight"]
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -104,7 +104,7 @@ FILES: dict[str, tuple[Callable[[Path], None], str]] = {
     "weights cut": (cut("model.safetensors", -1), "truncated model.safetensors"),
     "weights empty": (cut("model.safetensors", 0), "weights"),
     "weights are something else": (put("model.safetensors", "not weights at all"), "unreadable"),
-    "weights lack a tensor": (without_a_tensor, "lacks 1 of its weights, model.norm.weight"),
+    "weights lack a tensor": (without_a_tensor, "lacks 1 of its weights, transformer.ln_f.weight"),
     "no weights": (without("model.safetensors"), "has no model.safetensors"),
     "tokenizer cut": (cut("tokenizer.json", 1000), "damaged tokenizer.json"),
     "tokenizer of nothing": (put("tokenizer.json", '{"a": 1}'), "no tokenizer that transformers can load"),
@@ -113,11 +113,11 @@ FILES: dict[str, tuple[Callable[[Path], None], str]] = {
     "config cut": (cut("config.json", -3), "damaged config.json"),
     "config is a list": (put("config.json", "[]"), "damaged config.json"),
     "no config": (without("config.json"), "has no config.json"),
-    "config of another size": (configured(hidden_size=32), "cannot be loaded"),
+    "config of another size": (configured(n_embd=32), "cannot be loaded"),
     "config of nothing": (put("config.json", "{}"), "a kind that transformers does not know"),
     "an unheard-of kind": (configured(model_type="frobnicator"), "a kind that transformers does not know"),
     "an encoder": (configured(architectures=["BertForMaskedLM"], model_type="bert"), "is a BertForMaskedLM"),
-    "no output layer": (configured(architectures=["LlamaModel"]), "is a LlamaModel, which does not write"),
+    "no output layer": (configured(architectures=["GPT2Model"]), "is a GPT2Model, which does not write"),
     "a part of a diffusion model": (put("config.json", '{"_class_name": "UNet2D"}'), "transformers does not"),
     "a diffusion model": (diffusion, "has no config.json"),
     "an empty folder": (lambda model: [file.unlink() for file in model.iterdir()] and None, "has no config"),
@@ -155,7 +155,7 @@ def test_weights_of_nan(model: Path, run: Run) -> None:
     from safetensors.torch import load_file, save_file
 
     weights = load_file(model / "model.safetensors")
-    weights["model.norm.weight"].fill_(float("nan"))
+    weights["transformer.ln_f.weight"].fill_(float("nan"))
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
     message = f"{model} gave NaN or infinite logits after 2 tokens"
     with pytest.raises(errors.InvalidLogitsError) as raised:

@@ -10,7 +10,7 @@ from typing import Protocol, cast, get_args
 
 from omnidraft import hub
 from omnidraft.engine import OmniDraft
-from omnidraft.errors import MissingExtraError, OptionError, UnsupportedModelError
+from omnidraft.errors import MissingExtraError, OptionError, UnsupportedModelError, is_count
 from omnidraft.ngrams import Eviction
 from omnidraft.session import Model
 
@@ -71,8 +71,8 @@ def load(
     Raises:
         OmniDraftError: the subclass says what is wrong with the name, the files or the options.
     """
-    if ngram_capacity is not None and ngram_capacity < 0:
-        raise OptionError(f"ngram_capacity is {ngram_capacity}; it must be 0 or more")
+    if not (ngram_capacity is None or (is_count(ngram_capacity) and ngram_capacity >= 0)):
+        raise OptionError(f"ngram_capacity is {ngram_capacity!r}; it must be an integer, 0 or more")
     if ngram_eviction not in get_args(Eviction):
         raise OptionError(f"unknown eviction {ngram_eviction!r}; use one of {', '.join(get_args(Eviction))}")
     if precision == "mixed":

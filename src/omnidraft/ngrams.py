@@ -56,6 +56,7 @@ class Spellings:
 
     @cached_property
     def root(self) -> Node:
+        """The node of all spellings."""
         return Node(0, len(self.ids), 0)
 
     @cached_property
@@ -378,6 +379,7 @@ class Trie:
 
     @property
     def root(self) -> Node:
+        """The node of all tokens of the trie."""
         return self._table.root
 
     def child(self, node: Node, symbol: int) -> Node | None:

@@ -5,6 +5,7 @@ m        proposed target tokens after translation
 n        accepted target tokens, 0 <= n <= m
 symbol   a token that both vocabularies have, byte for byte: what n-grams and splits are spelled in
 V_draft  width of the drafter's logits;  V_target  width of the target's
+
 Token ids are `list[int]`, `tuple[int, ...]`, or `Tokens` where a sequence grows with the context; the bytes a
 token stands for are its `piece`.
 """

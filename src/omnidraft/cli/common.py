@@ -20,6 +20,11 @@ out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
+def example(command: str) -> str:
+    """A command's epilog in --help."""
+    return f"\b\nExample:\n  {command}"  # after \b lines are kept as they are
+
+
 def read_prompt(prompt: str) -> str:
     """The prompt of the command line; - stands for standard input."""
     from omnidraft.engine import check_text

@@ -6,10 +6,12 @@ from typing import Annotated
 
 import typer
 
-from omnidraft.cli.common import err, out
+from omnidraft.cli.common import err, example, out
 from omnidraft.errors import DamagedFileError
 
-models_app = typer.Typer(no_args_is_help=False, invoke_without_command=True, rich_markup_mode=None)
+models_app = typer.Typer(
+    no_args_is_help=False, invoke_without_command=True, add_completion=False, rich_markup_mode=None
+)
 
 
 def pull(name: Annotated[str, typer.Argument(help="A known name, hub id or GGUF file.")]) -> None:
@@ -59,7 +61,7 @@ def models(
         raise DamagedFileError(" ".join(damaged))
 
 
-@models_app.command()
+@models_app.command(epilog=example("omnidraft models rm smollm2-135m"))
 def rm(name: Annotated[str, typer.Argument(help="As `models` lists it.")]) -> None:
     """Remove a model from the disk."""
     from omnidraft import hub

@@ -12,14 +12,17 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from omnidraft.cli.common import check_writable, err, out
+from omnidraft.cli.common import check_writable, err, example, out
 from omnidraft.errors import OptionError
 
 if TYPE_CHECKING:
     from omnidraft.learn.profile import Profile, ProfileInfo
 
 profile_app = typer.Typer(
-    no_args_is_help=False, rich_markup_mode=None, help="See, move and forget what was learned."
+    no_args_is_help=False,
+    add_completion=False,
+    rich_markup_mode=None,
+    help="See, move and forget what was learned.",
 )
 
 Name = Annotated[str, typer.Argument(help="As `profile list` lists it.")]
@@ -29,7 +32,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
-@profile_app.command("list")
+@profile_app.command("list", epilog=example("omnidraft profile list"))
 def list_profiles(as_json: AsJson = False) -> None:
     """List the profiles: what was learned for which drafter and target."""
     from omnidraft.learn.profile import ProfileStore
@@ -50,7 +53,7 @@ def list_profiles(as_json: AsJson = False) -> None:
     out.print(f"profiles folder: {store.root}", markup=False)
 
 
-@profile_app.command()
+@profile_app.command(epilog=example("omnidraft profile show default"))
 def show(name: Name, drafter: OfDrafter = None, target: OfTarget = None, as_json: AsJson = False) -> None:
     """Show a profile: its parts, what was counted, and how acceptance changed."""
     from omnidraft.learn.profile import ProfileStore
@@ -80,7 +83,7 @@ def show(name: Name, drafter: OfDrafter = None, target: OfTarget = None, as_json
     out.print(table)
 
 
-@profile_app.command("export")
+@profile_app.command("export", epilog=example("omnidraft profile export default OUT.zip"))
 def export(
     name: Name,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The zip file to write.")],
@@ -107,7 +110,7 @@ def export(
         )
 
 
-@profile_app.command("import")
+@profile_app.command("import", epilog=example("omnidraft profile import PROFILE.zip --name copy"))
 def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A file written by `profile export`.")],
     name: Annotated[str | None, typer.Option(help="Import it under this name.")] = None,
@@ -129,7 +132,7 @@ def import_(
     out.print(_text(f"imported {manifest.key}, {decimal(manifest.size)}"))
 
 
-@profile_app.command()
+@profile_app.command(epilog=example("omnidraft profile reset default --yes"))
 def reset(name: Name, drafter: OfDrafter = None, target: OfTarget = None, yes: Yes = False) -> None:
     """Forget all that a profile learned, your text included."""
     from omnidraft.learn.profile import ProfileStore
@@ -141,7 +144,7 @@ def reset(name: Name, drafter: OfDrafter = None, target: OfTarget = None, yes: Y
     out.print(_text(f"reset {info.key}"))
 
 
-@profile_app.command()
+@profile_app.command(epilog=example("omnidraft profile rm default --yes"))
 def rm(name: Name, drafter: OfDrafter = None, target: OfTarget = None, yes: Yes = False) -> None:
     """Remove a profile from the disk."""
     from omnidraft.learn.profile import ProfileStore
