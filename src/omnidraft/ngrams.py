@@ -54,6 +54,20 @@ class Branches(NamedTuple):
     tokens: NDArray[np.integer[Any]]  # [t] those at or below the node; at the root all of the target's
     branch: NDArray[np.intp]  # [t] index of the choice that leads to each token, b for the last
 
+    def masses(
+        self,
+        p: Row,  # [V_target], without ids that only pad
+    ) -> Row:
+        """The probability of all tokens that each choice leads to. [b + 1] float64"""
+        everything = len(self.tokens) == len(p)  # at the root: nothing to gather
+        return _sums(self.branch, p if everything else p[self.tokens], len(self.symbols) + 1)
+
+
+def _sums(index: NDArray[np.integer[Any]], weights: Row, length: int) -> Row:
+    """The sum of the weights at each index. [length] float64"""
+    sums: Row = np.bincount(index, weights, length)  # type: ignore[assignment]
+    return sums
+
 
 @dataclass(frozen=True, eq=False)
 class Spellings:
@@ -595,13 +609,15 @@ class SymbolLaw:
         self._q = q
         self._node = node or table.root
         self._total = float(q.sum(dtype=np.float64)) if node is None else self._mass(self._node)
-        self._without: Ints = np.empty(0, np.int32)  # symbols that are known not to be next
+        self._without: NDArray[np.integer[Any]] = np.empty(
+            0, np.int32
+        )  # symbols that are known not to be next
 
     def below(self, symbol: int) -> SymbolLaw:
         """The law after `symbol`, when the draft token goes on: of the rest of its spelling."""
         return SymbolLaw(self._table, self._q, self._table.below(self._table.child(self._node, symbol)))
 
-    def without(self, symbols: Ints) -> SymbolLaw:
+    def without(self, symbols: NDArray[np.integer[Any]]) -> SymbolLaw:
         """The law given that the next symbol is none of these."""
         law = copy.copy(self)
         law._without = symbols
@@ -616,18 +632,19 @@ class SymbolLaw:
             return 0.0
         return self._mass(self._table.child(self._node, symbol)) / self._total
 
-    def of_each(self, symbols: Ints) -> Row:
+    def of_each(self, symbols: NDArray[np.integer[Any]]) -> Row:
         """The probability of each symbol. [len(symbols)] float64"""
-        return self._masses[symbols] / (self._total or 1)
+        law: Row = self._masses[symbols] / (self._total or 1)
+        return law
 
     @cached_property
     def _masses(self) -> Row:
         """[base]: of each symbol that can be next."""
         table = self._table
         if self._node.depth == 0:
-            return np.bincount(table.first_of, self._q[: len(table.first_of)], table.base + 1)[:-1]
+            return _sums(table.first_of, self._q[: len(table.first_of)], table.base + 1)[:-1]
         below = table.below(self._node)
-        return np.bincount(table.column(below), self._q[table.ids[below.low : below.high]], table.base)
+        return _sums(table.column(below), self._q[table.ids[below.low : below.high]], table.base)
 
     def _mass(self, node: Node) -> float:
         return float(self._q[self._table.ids[node.low : node.high]].sum(dtype=np.float64))

@@ -171,17 +171,16 @@ class _Walk:
 
     def _correct(self, q: SymbolLaw) -> bool:
         """Draw a symbol from norm(max(0, P - Q)), then a token at or below it in proportion to p."""
-        node = self._node
-        symbols, tokens, branch = self._trie.branches(node)
-        p = self._p[tokens] if node.depth else self._p
-        masses = np.bincount(branch, p, len(symbols) + 1)
-        law = np.append(q.of_each(symbols), 0)
+        node, p = self._node, self._p
+        branches = self._trie.branches(node)
+        masses = branches.masses(p)
+        law = np.append(q.of_each(branches.symbols), 0)
         if node.depth:  # STOP; at the root it is tokens outside the trie, which are never drafted
             law[-1] = max(0.0, 1 - law.sum())
         left = np.maximum(0, masses / self._mass - law)
         chosen = self._sampler.noise.fresh(left if left.any() else masses)  # P - Q may round to nothing
-        pool = np.flatnonzero(branch == chosen)
-        self._settle(int(tokens[pool[self._sampler.noise.fresh(p[pool])]]))
+        pool = branches.tokens[branches.branch == chosen]
+        self._settle(int(pool[self._sampler.noise.fresh(p[pool])]))
         return False
 
 
