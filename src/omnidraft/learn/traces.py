@@ -144,18 +144,14 @@ class Tracer:
         """The symbols that can come after `node`, how likely each is given that it is reached, and that none is."""
         if node is None:
             return _ENDED
-        trie = self._trie
-        symbols, counts = trie.branches(node)
-        if not len(symbols):
+        branches = self._trie.branches(node)
+        if not len(branches.symbols):
             return _ENDED
-        reached = p[trie.tokens(node)]
-        ends_here = trie.own(node) is not None
-        masses = np.add.reduceat(reached, np.cumsum(counts) - counts + ends_here, dtype=np.float64)
-        if node.depth == 0:
-            return symbols, masses, 0.0
-        stop = float(reached[0]) if ends_here else 0.0
-        total = max(float(masses.sum()) + stop, 1e-30)  # the whole may have rounded to nothing
-        return symbols, masses / total, stop / total
+        masses = branches.masses(p)
+        if node.depth:
+            masses /= max(float(masses.sum()), 1e-30)  # the whole may have rounded to nothing
+        stop = float(masses[-1]) if node.depth else 0.0
+        return branches.symbols, masses[:-1], stop
 
     def trace(self) -> Trace | None:
         """The answer so far; None when there is none, or the drafter's vocabulary cannot spell it."""
