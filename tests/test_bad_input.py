@@ -181,6 +181,25 @@ def test_a_gguf_file_that_is_none(
     assert file.read_bytes() == content
 
 
+def test_tokenizers_of_equal_size_are_not_taken_for_the_same(whole: Path, tmp_path: Path, run: Run) -> None:
+    other = write_tiny(tmp_path / "other", order=1)
+    model = omnidraft.load(str(whole), str(other))
+    assert model.drafter is not None
+    assert model.drafter.vocab.size == model.target.vocab.size
+    assert model.alignment is not None
+    assert not model.alignment.same
+    assert omnidraft.load(str(whole), str(whole)).alignment.same  # type: ignore[union-attr]
+    plain = omnidraft.load(str(whole), None).generate("the flake", raw=True)
+    for method in ("text", "direct", "ngram", "prefill"):
+        assert model.generate("the flake", raw=True, method=method).tokens == plain.tokens
+    ngrams = tmp_path / "ngrams.json"
+    model.save_ngrams(ngrams)
+    before = ngrams.read_bytes()
+    options = ["-t", str(other), "-d", str(whole), "--method", "ngram", "--ngrams", str(ngrams)]
+    assert_one_error(run("generate", *options, "hi"), "vocabulary is another")
+    assert ngrams.read_bytes() == before
+
+
 # --- options and prompts ---
 
 BEFORE_LOADING = {  # arguments after `generate --target qwen2.5-coder-0.5b`
@@ -269,6 +288,36 @@ def test_the_default_data_folder_is_not_there(
     assert_one_error(
         run("bench", "--target", "qwen2.5-coder-0.5b", "--task", "gsm8k"), "pass its folder with --data"
     )
+
+
+# --- files that cannot be written ---
+
+
+def test_ngrams_that_cannot_be_saved(whole: Path, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(errors.NGramFileError, match="cannot be written"):
+        omnidraft.load(str(whole), str(whole)).save_ngrams(tmp_path / "folder")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_a_result_for_which_there_is_no_space(whole: Path, tmp_path: Path, run: Run) -> None:
+    (tmp_path / "prompts.txt").write_text("the flake\n")
+    options = [
+        "-t",
+        str(whole),
+        "-d",
+        str(whole),
+        "--task",
+        str(tmp_path / "prompts.txt"),
+        "--max-tokens",
+        "4",
+    ]
+    code, out, err = run("bench", *options, "--json", "/dev/full")
+    assert code == 2
+    assert " text " in out, "what was measured is shown all the same"
+    assert err.startswith("error: ")
+    assert "No space left on device" in err
 
 
 # --- the cache folder ---

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import importlib.util
 import json
+import random
 import shutil
 import struct
 import subprocess
@@ -575,3 +576,24 @@ def test_a_real_conversion_has_the_tokenizer_the_model_was_trained_with(tmp_path
     assert "[PAD259]" not in tokenizer.get_vocab()
     assert tokenizer.chat_template
     assert info(str(tmp_path / "tiny.gguf")).upstream == "Tiny"
+
+
+def test_a_gguf_file_cut_or_altered_anywhere_is_read_or_refused(tmp_path):
+    pytest.importorskip("gguf")
+    write_gguf(tmp_path / "whole.gguf", "qwen2")
+    whole = (tmp_path / "whole.gguf").read_bytes()
+    chance = random.Random(0)
+    file = tmp_path / "x.gguf"
+    refused = 0
+    for i in range(60):
+        content = bytearray(whole)
+        if i % 2:
+            del content[chance.randrange(len(content)) :]
+        else:
+            content[chance.randrange(2000)] = chance.randrange(256)
+        file.write_bytes(content)
+        try:
+            convert.read_gguf(file)
+        except DamagedFileError:
+            refused += 1
+    assert refused > 20

@@ -286,3 +286,16 @@ def test_auto_keeps_a_seeded_answer_plain_decoding_s_own() -> None:
     assert chosen(method="prefill") == ("prefill", "compare", True)
     assert chosen(method="prefill", verification="paper") == ("prefill", "paper", False)
     assert chosen(method="prefill", verification="trie", splits=False) == ("prefill", "trie", False)
+
+
+def test_a_lexicon_that_cannot_be_kept_is_built_and_said_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from omnidraft import ngrams
+
+    monkeypatch.setattr(ngrams, "_WORTH_KEEPING", 0)
+    (tmp_path / "file").write_text("mine")
+    for _ in range(2):
+        assert len(Lexicon.cached(LEXICON.alignment, tmp_path / "file").target.ids)
+    assert "cannot be written (File exists): it will be built again" in caplog.text
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

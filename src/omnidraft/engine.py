@@ -264,7 +264,12 @@ class OmniDraft:
         self.trie("ngram", splits=splits).load(path)
 
     def save_ngrams(self, path: Path, *, splits: bool = True) -> None:
-        """Write the n-grams met so far; the file is replaced in one step."""
+        """Write the n-grams met so far; the file is replaced in one step.
+
+        Raises:
+            NGramFileError: the file cannot be written.
+            OptionError: there is no drafter, so there are none.
+        """
         drafter = self.drafter.name if self.drafter else ""
         self.trie("ngram", splits=splits).save(path, drafter=drafter, target=self.target.name)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import csv
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -31,6 +32,7 @@ Ints = NDArray[np.int32]
 Bools = NDArray[np.bool_]
 Eviction = Literal["lfu", "lru"]
 
+_log = logging.getLogger(__name__)
 _FORMAT = "omnidraft n-grams"
 _VERSION = 1
 _TABLE_VERSION = 1  # of spelling tables on disk; a table of another version is built anew
@@ -175,12 +177,23 @@ class Lexicon:
                 path.unlink(missing_ok=True)  # cut off or damaged; it can be built again
         lexicon = cls.build(alignment)
         if len(lexicon.target.ids) > _WORTH_KEEPING:
-            folder.mkdir(parents=True, exist_ok=True)
-            part = path.with_suffix(f".{os.getpid()}.part")
-            with part.open("wb") as written:
-                np.savez(written, **lexicon._arrays())  # type: ignore[arg-type]
-            part.replace(path)
+            try:
+                lexicon._keep(path)
+            except (
+                OSError
+            ) as error:  # a cache that is read-only, or full: slower the next time, and nothing worse
+                _log.warning("%s cannot be written (%s): it will be built again", path, error.strerror)
         return lexicon
+
+    def _keep(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}.part")
+        try:
+            with part.open("wb") as written:
+                np.savez(written, **self._arrays())  # type: ignore[arg-type]
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
 
     @staticmethod
     def file(alignment: Alignment, folder: Path) -> Path:
@@ -506,11 +519,21 @@ class Trie:
         }
 
     def save(self, path: Path, *, drafter: str, target: str) -> None:
-        """Write the record to a file, replacing it in one step."""
+        """Write the record to a file, replacing it in one step.
+
+        Raises:
+            NGramFileError: the file cannot be written; one that was there stays as it was.
+        """
         record = self.record(drafter=drafter, target=target)
         part = path.with_name(f"{path.name}.{os.getpid()}.part")
-        part.write_text(json.dumps(record, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-        part.replace(path)
+        try:
+            part.write_text(json.dumps(record, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+            part.replace(path)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise NGramFileError(
+                f"{path} cannot be written ({error.strerror or error}); choose another file"
+            ) from error
 
     def load(self, path: Path) -> None:
         """Know the n-grams of a file too.

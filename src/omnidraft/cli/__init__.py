@@ -123,6 +123,9 @@ def main() -> NoReturn:
     except BrokenPipeError:  # the reader of our output went away
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except OSError as error:
+        what = error.filename or "a file"
+        _fail(f"{what} cannot be read or written ({error.strerror or error}); check its place and the disk")
     if code == _INTERRUPTED:  # typer turns a Ctrl-C inside a command into this code, and says nothing
         print("error: interrupted; what was finished is kept, so run it again to go on", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
