@@ -67,7 +67,9 @@ def user(whole_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     (tmp_path / "DIR" / "mbpp.jsonl").write_text(json.dumps(row) + "\n")
     omnidraft.load("qwen2.5-coder-0.5b").save_ngrams(tmp_path / "FILE")
     store = ProfileStore()
-    store.save(ProfileKey("smollm2-135m", "qwen2.5-coder-0.5b", "default"), {"statistics": Document({})})
+    store.save(
+        ProfileKey("smollm2-135m", "qwen2.5-coder-0.5b", "default"), {"statistics": Document({"updates": 0})}
+    )
     export_profile(store.open(store.find("default").key), tmp_path / "PROFILE.zip")
     monkeypatch.setattr(sys, "stdin", io.StringIO("Hello!\n/stats\n/quit\n"))
     monkeypatch.setattr("builtins.input", lambda prompt: sys.stdin.readline().rstrip("\n"))
