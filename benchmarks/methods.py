@@ -31,6 +31,7 @@ from omnidraft.bench import method_options
 from omnidraft.decode import decode
 from omnidraft.drafting import Drafter
 from omnidraft.engine import make_options
+from omnidraft.learn.record import RecordedSession
 from omnidraft.ngrams import Eviction, Lexicon, Trie
 from omnidraft.provenance import provenance
 from omnidraft.sampling import Sampler, Sampling
@@ -67,39 +68,6 @@ class Result:
     steps: int
     acceptance: float | None
     ngram_hits: int
-
-
-class Replay(Session):
-    """A target's session that knows only its recorded answer: the row at each position has it as its maximum."""
-
-    def __init__(self, width: int) -> None:
-        self.tokens = as_tokens()
-        self.seconds = 0.0
-        self._text: list[int] = []
-        self._rows = np.full(
-            (65, width), -100, np.float32
-        )  # handed out again and again: they differ in few entries
-        self._raised: list[tuple[int, int]] = []
-
-    def begin(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
-        """Take another prompt and its answer."""
-        self.truncate(0)
-        self._text = [*prompt, *answer]
-
-    def truncate(self, length: int) -> None:
-        """See `omnidraft.session.Session`."""
-        del self.tokens[length:]
-
-    def extend(self, tokens: Sequence[int], rows: int) -> Rows:
-        """Rows behind a token that is not the answer's are never looked at."""
-        self.tokens.extend(tokens)
-        for entry in self._raised:
-            self._rows[entry] = -100
-        end = len(self.tokens) + 1
-        self._raised = list(enumerate(self._text[end - rows : end]))
-        for entry in self._raised:
-            self._rows[entry] = 0
-        return self._rows[:rows]
 
 
 class Memo(Session):
@@ -223,7 +191,7 @@ class Comparison:
         self.target = load_model(target, engine="transformers", precision="float32")
         self.drafter = load_model(drafter, engine="transformers", precision="mixed")
         self.memo = Memo(self.drafter)
-        self.target_session = Replay(self.target.vocab.width)
+        self.target_session = RecordedSession(self.target.vocab.width)
         self.states: dict[tuple[Any, ...], OmniDraft] = {}
         self.base = OmniDraft(self.target, self.drafter)
 
@@ -357,7 +325,7 @@ def eviction(
         prompts = [model.chat([{"role": "user", "content": text}]) for text in load_task(task, data, limit)]
         answers = recorded(model, task, prompts, 0.0, max_tokens)
     lexicon = Lexicon.cached(Alignment(draft_vocab, vocab), hub.cache_root() / "lexicons")
-    target_session, draft_session = Replay(vocab.width), Replay(draft_vocab.width)
+    target_session, draft_session = RecordedSession(vocab.width), RecordedSession(draft_vocab.width)
 
     def hits(capacity: int | None, policy: Eviction) -> tuple[int, int]:
         """Accepted n-grams, and how many are known at the end."""

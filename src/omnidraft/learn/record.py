@@ -21,6 +21,8 @@ from omnidraft.errors import OptionError
 from omnidraft.learn.replay import pack, unpack
 from omnidraft.learn.traces import Trace, Tracer
 from omnidraft.ngrams import Trie
+from omnidraft.session import Session
+from omnidraft.types import Rows, as_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,38 @@ def _batch(model: Any, trie: Trie, prompts: list[Sequence[int]], max_tokens: int
                 break
         recorded.append(Recorded(list(prompt), answer, tracer.trace()))
     return recorded
+
+
+class RecordedSession(Session):
+    """A target's session that knows only a recorded answer: the row at each position has it as its maximum."""
+
+    def __init__(self, width: int) -> None:
+        self.tokens = as_tokens()
+        self.seconds = 0.0
+        self._text: list[int] = []
+        # Handed out again and again: they differ in few entries.
+        self._rows = np.full((65, width), -100, np.float32)
+        self._raised: list[tuple[int, int]] = []
+
+    def begin(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
+        """Take another prompt and its answer."""
+        self.truncate(0)
+        self._text = [*prompt, *answer]
+
+    def truncate(self, length: int) -> None:
+        """See `omnidraft.session.Session`."""
+        del self.tokens[length:]
+
+    def extend(self, tokens: Sequence[int], rows: int) -> Rows:
+        """Rows behind a token that is not the answer's are never looked at."""
+        self.tokens.extend(tokens)
+        for entry in self._raised:
+            self._rows[entry] = -100
+        end = len(self.tokens) + 1
+        self._raised = list(enumerate(self._text[end - rows : end]))
+        for entry in self._raised:
+            self._rows[entry] = 0
+        return self._rows[:rows]
 
 
 def save(path: Path, stream: Sequence[Recorded], about: dict[str, Any]) -> None:
