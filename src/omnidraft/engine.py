@@ -183,7 +183,7 @@ class OmniDraft:
         self._draft_session: Session | None = drafter.session() if drafter else None
         self.learner: Learner | None = None
         self._drafting = drafter  # the drafter as it is adapted now
-        self._learners: dict[str | None, Learner] = {}
+        self._learners: dict[str | None, tuple[Any, Learner]] = {}  # profile -> (settings, learner)
         self._translators: dict[Strategy, Translator] = {}
         self._tries: dict[tuple[str, bool], Trie] = {}
 
@@ -294,18 +294,25 @@ class OmniDraft:
         """
         from omnidraft.learn.learner import learner_for  # needs torch
 
-        if profile not in self._learners:
+        settings = (when, budget, store, training)
+        known = self._learners.get(profile)
+        if known is None or known[0] != settings:
             if self.drafter is None:
                 raise OptionError("there is no drafter to learn; load one with drafter=...")
-            self._learners[profile] = learner_for(
+            if known:
+                known[1].close()
+            learner = learner_for(
                 self.drafter, self.target, self.trie("prefill"), when, profile, budget, store, training
             )
-        self.learner = self._learners[profile]
+            self._learners[profile] = settings, learner
+        self.learner = self._learners[profile][1]
+        self._tries["ngram", True] = self.learner.ngrams
+        self._translators = {}
         return self.learner
 
     def close(self) -> None:
         """Stop learning, and save what was learned in the profiles that were used."""
-        for learner in self._learners.values():
+        for _, learner in self._learners.values():
             learner.close()
 
     def reset(self) -> None:

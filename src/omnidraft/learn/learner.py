@@ -7,16 +7,17 @@ drafts with, its KV cache fed again.
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from time import perf_counter
 from typing import Any, Literal, Protocol, cast, get_args
 
 import numpy as np
 
-from omnidraft.errors import OptionError
+from omnidraft.errors import NGramFileError, OptionError
 from omnidraft.hub import weights_fingerprint
 from omnidraft.learn.guard import Guard
 from omnidraft.learn.profile import Arrays, Document, Part, Profile, ProfileKey, ProfileStore
@@ -102,7 +103,9 @@ class Learner:
         self.account = Account()
         self.drafter: Model = drafter
         self.problem: str | None = None  # with the profile, in words
+        self.documents: dict[str, Any] = {}  # kept with the profile for whoever runs the learner: JSON
         self.on_update = on_update
+        self.ngrams = Trie(trie.lexicon)  # of this profile alone
         self._base = drafter
         self._trie = trie
         self._store, self._key = store, key
@@ -117,9 +120,13 @@ class Learner:
         self._update_seconds = 0.0  # of the last update
         self._turn = threading.Condition()
         self._asked = 0  # requests under way
+        self._pauses = 0
         self._closing = False
         self._thread: threading.Thread | None = None
+        self._claim = contextlib.ExitStack()
         if store and key:
+            if learning.when != "off":  # two that learn into one profile would undo each other's work
+                self._claim.enter_context(store.claim(key))
             self._restore(store.open(key))
         if learning.when == "idle":
             self._thread = threading.Thread(target=self._idle, name="omnidraft-learning", daemon=True)
@@ -128,9 +135,18 @@ class Learner:
     # What a request does
 
     @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Nothing is learned from what is asked meanwhile."""
+        self._pauses += 1
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+
+    @contextlib.contextmanager
     def request(self, prompt: Sequence[int]) -> Iterator[Tracer | None]:
         """Around one answer: its Steps go into the tracer. None when nothing is learned."""
-        if self.learning.when == "off":
+        if self.learning.when == "off" or self._pauses:
             yield None
             return
         with self._turn:
@@ -161,7 +177,8 @@ class Learner:
         account.skipped_positions += int(trace.skipped[0])
         if account.answers % self.learning.held_out == 0:
             account.held_out += 1
-            self._guard.keep(trace, self._trainer)
+            with self._turn:
+                self._guard.keep(trace, self._trainer)
             return
         with self._turn:
             self._fresh.append(trace)
@@ -245,23 +262,34 @@ class Learner:
     # The profile
 
     def _restore(self, profile: Profile) -> None:
+        """Go on from what is there; any part may be missing, and an imported one may be anything."""
         self.problem = profile.problem
-        if "adapter_model" in profile:
-            self._adapter = {name: np.array(array) for name, array in profile.arrays("adapter_model").items()}
-            self.drafter = self._base.adapted(self._adapter)
-        if "optimizer" in profile:
-            self._optimizer = {name: np.array(array) for name, array in profile.arrays("optimizer").items()}
-        if "replay" in profile:
-            self._replay = Replay(_REPLAY, unpack(profile.arrays("replay")))
-        if "held_out" in profile:
-            self._guard.traces.extend(unpack(profile.arrays("held_out")))
-        if "statistics" in profile:
-            known = {
-                entry: value
-                for entry, value in profile.document("statistics").items()
-                if hasattr(Account, entry)
-            }
-            self.account = Account(**known)
+        try:
+            if "adapter_model" in profile:
+                adapter = {name: np.array(a) for name, a in profile.arrays("adapter_model").items()}
+                self.drafter = self._base.adapted(adapter)
+                self._adapter = adapter
+                # A profile keeps the rank that it began with.
+                rank = min(len(a) for name, a in adapter.items() if ".lora_A." in name)
+                training = replace(self.learning.training, rank=rank)
+                self.learning = replace(self.learning, training=training)
+                if "optimizer" in profile:
+                    self._optimizer = {name: np.array(a) for name, a in profile.arrays("optimizer").items()}
+            if "replay" in profile:
+                self._replay = Replay(_REPLAY, unpack(profile.arrays("replay")))
+            if "held_out" in profile:
+                self._guard.traces.extend(unpack(profile.arrays("held_out")))
+            if "ngrams" in profile:
+                self.ngrams.insert_record(profile.document("ngrams"), f"profile {profile.key.name}")
+            if "documents" in profile:
+                self.documents = dict(profile.document("documents"))
+            if "statistics" in profile:
+                self.account = Account(**profile.document("statistics"))
+        except (OptionError, NGramFileError, ValueError, TypeError, KeyError) as error:
+            self.problem = (
+                f"a part of profile {profile.key} cannot be used ({error}); what came before it is, "
+                "and the rest is learned anew"
+            )
 
     def save(self) -> None:
         """Write the profile; does nothing without a store.
@@ -272,10 +300,15 @@ class Learner:
         self._saved = perf_counter()
         if self._store is None or self._key is None:
             return
+        with self._turn:  # a request may end meanwhile
+            replay, held_out = pack(self._replay), pack(self._guard.traces)
+            documents = copy.deepcopy(self.documents)
         parts: dict[str, Part | None] = {
-            "replay": Arrays(pack(self._replay), text=True),
-            "held_out": Arrays(pack(self._guard.traces), text=True),
+            "replay": Arrays(replay, text=True),
+            "held_out": Arrays(held_out, text=True),
+            "ngrams": Document(self.ngrams.record(drafter=self._key.drafter, target=self._key.target)),
             "statistics": Document(asdict(self.account)),
+            "documents": Document(documents),
         }
         if self._adapter:
             parts |= {
@@ -293,7 +326,9 @@ class Learner:
         if self._thread:
             self._thread.join()
             self._thread = None
-        self.save()
+        if self.learning.when != "off":
+            self.save()
+        self._claim.close()
 
 
 def learner_for(
