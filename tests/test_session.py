@@ -181,6 +181,8 @@ def test_models_that_cannot_be_rewound_are_refused(monkeypatch: pytest.MonkeyPat
 
     config = transformers.MambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1)
     transformers.MambaForCausalLM(config).save_pretrained(tmp_path)
-    monkeypatch.setattr(huggingface.AutoTokenizer, "from_pretrained", lambda folder: SimpleNamespace())
+    monkeypatch.setattr(
+        transformers.AutoTokenizer, "from_pretrained", lambda *args, **kwargs: SimpleNamespace()
+    )
     with pytest.raises(OptionError, match="recurrent"):
         huggingface.HuggingFaceModel(tmp_path, name="mamba", precision="float32")
