@@ -13,6 +13,7 @@ import csv
 import json
 import os
 import sys
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -176,7 +177,7 @@ class Lexicon:
         lexicon = cls.build(alignment)
         if len(lexicon.target.ids) > _WORTH_KEEPING:
             folder.mkdir(parents=True, exist_ok=True)
-            part = path.with_suffix(f".{os.getpid()}.part")
+            part = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.part")
             with part.open("wb") as written:
                 np.savez(written, **lexicon._arrays())  # type: ignore[arg-type]
             part.replace(path)
