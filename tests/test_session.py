@@ -4,79 +4,29 @@ import copy
 import random
 import weakref
 from time import perf_counter
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-import transformers
+from tiny_models import VOCAB, random_walk, tiny_config, tiny_module
 from toy import ToyModel, toy_vocab
 
 from omnidraft.backends.huggingface import HuggingFaceSession, _pack, _PackedLinear
 from omnidraft.session import _common_prefix, feed, write
 from omnidraft.types import as_tokens
 
-SHAPE = dict(
-    vocab_size=101,
-    hidden_size=32,
-    intermediate_size=64,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    max_position_embeddings=4096,
-)
-CONFIGS = {
-    "llama": transformers.LlamaConfig(**SHAPE),
-    "qwen2": transformers.Qwen2Config(**SHAPE),
-    "gemma3": transformers.Gemma3TextConfig(
-        **SHAPE, sliding_window=6, layer_types=["sliding_attention", "full_attention", "sliding_attention"]
-    ),
-}
+NAMES = ["Llama", "Qwen2", "Gemma3Text"]
 
 
-def tiny(name: str) -> torch.nn.Module:
-    torch.manual_seed(0)
-    return transformers.AutoModelForCausalLM.from_config(CONFIGS[name], dtype=torch.float32).eval()
-
-
-def random_walk(module, operations: int, vocab: int, longest: int) -> None:  # type: ignore[no-untyped-def]
-    """Random extends and truncates by `feed`; now and then its rows against a fresh prefill's."""
-    generator = random.Random(0)
-    session = HuggingFaceSession(module)
-    tokens: list[int] = []
-    for i in range(operations):
-        del tokens[generator.randrange(len(tokens) + 1) if generator.random() < 0.5 else len(tokens) :]
-        tokens = tokens[-longest:] if len(tokens) > longest else tokens
-        tokens += [generator.randrange(vocab) for _ in range(generator.randrange(1, 6))]
-        rows = generator.randrange(1, len(tokens) + 1)
-        logits = feed(session, tokens, rows)
-        assert session.tokens.tolist() == tokens
-        if i % 10 == 9:
-            fresh = feed(HuggingFaceSession(module), tokens, rows)
-            np.testing.assert_allclose(logits, fresh, atol=2e-4, rtol=1e-3)
-
-
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", NAMES)
 def test_feed_equals_a_fresh_prefill(name: str) -> None:
-    random_walk(tiny(name), operations=1000, vocab=101, longest=40)
+    random_walk(tiny_module(tiny_config(name)), operations=1000, vocab=VOCAB, longest=40)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["drafter", "qwen", "gemma"])
 def test_feed_equals_a_fresh_prefill_on_real_models(name: str, request: pytest.FixtureRequest) -> None:
     random_walk(request.getfixturevalue(name).module, operations=1000, vocab=40_000, longest=40)
-
-
-def test_rows_are_those_of_a_whole_pass_without_a_cache() -> None:
-    for name in CONFIGS:
-        module = tiny(name)
-        tokens = list(range(30))
-        whole = module(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].detach().numpy()
-        session = HuggingFaceSession(module)
-        for end in (3, 9, 20, 30):
-            rows = feed(session, tokens[:end], 2)
-            np.testing.assert_allclose(rows, whole[end - 2 : end], atol=1e-5, rtol=1e-4)
 
 
 def test_a_long_prompt_is_fed_in_chunks() -> None:
@@ -100,12 +50,12 @@ def test_feed_refuses_rows_that_are_not_there() -> None:
         write(session, [], 4, np.ones(session._model.vocab.width, np.bool_), ends=())
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", NAMES)
 def test_write_takes_the_likeliest_usable_token_each_time(name: str) -> None:
-    module, prompt, k = tiny(name), [1, 2, 3], 6
+    module, prompt, k = tiny_module(tiny_config(name)), [1, 2, 3], 6
     generator = np.random.default_rng(0)
     for share in (1.0, 0.5, 0.1):
-        usable = generator.random(101) < share
+        usable = generator.random(VOCAB) < share
         expected: list[int] = []
         while len(expected) < k:
             row = feed(HuggingFaceSession(module), [*prompt, *expected], 1)[0]
@@ -133,7 +83,7 @@ def test_common_prefix() -> None:
 
 
 def test_a_pass_that_is_interrupted_leaves_the_cache_as_it_was() -> None:
-    module = tiny("llama")
+    module = tiny_module(tiny_config("Llama"))
     session = HuggingFaceSession(module)
     feed(session, [1, 2, 3], 1)
     expected = feed(HuggingFaceSession(module), [1, 2, 3, 4, 5], 1)
@@ -145,7 +95,7 @@ def test_a_pass_that_is_interrupted_leaves_the_cache_as_it_was() -> None:
     with pytest.raises(KeyboardInterrupt):
         feed(session, [1, 2, 3, 9, 9], 1)
     hook.remove()
-    np.testing.assert_allclose(feed(session, [1, 2, 3, 4, 5], 1), expected, atol=1e-6)
+    np.testing.assert_allclose(feed(session, [1, 2, 3, 4, 5], 1), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -168,21 +118,8 @@ def test_packed_layers_multiply_as_torch_does(bias: bool) -> None:
 
 
 def test_a_dropped_session_frees_its_cache() -> None:
-    session = HuggingFaceSession(tiny("llama"))
+    session = HuggingFaceSession(tiny_module(tiny_config("Llama")))
     feed(session, [1, 2, 3], 1)
     keys = weakref.ref(session._cache.layers[0]._buffers[0])
     del session
     assert keys() is None
-
-
-def test_models_that_cannot_be_rewound_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:  # type: ignore[no-untyped-def]
-    from omnidraft.backends import huggingface
-    from omnidraft.errors import OptionError
-
-    config = transformers.MambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1)
-    transformers.MambaForCausalLM(config).save_pretrained(tmp_path)
-    monkeypatch.setattr(
-        transformers.AutoTokenizer, "from_pretrained", lambda *args, **kwargs: SimpleNamespace()
-    )
-    with pytest.raises(OptionError, match="recurrent"):
-        huggingface.HuggingFaceModel(tmp_path, name="mamba", precision="float32")

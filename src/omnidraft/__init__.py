@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from omnidraft.errors import OmniDraftError
 
 if TYPE_CHECKING:
+    from omnidraft.backends.custom_generate import custom_generate
     from omnidraft.engine import Answer, OmniDraft, Options, Stream
     from omnidraft.loading import load, load_model
     from omnidraft.sampling import Sampling
@@ -29,6 +30,7 @@ __all__ = [
     "Stats",
     "Step",
     "Stream",
+    "custom_generate",
     "load",
     "load_model",
 ]
@@ -38,6 +40,7 @@ _HOME = {
     "OmniDraft": "engine",
     "Options": "engine",
     "Stream": "engine",
+    "custom_generate": "backends.custom_generate",
     "load": "loading",
     "load_model": "loading",
     "Sampling": "sampling",

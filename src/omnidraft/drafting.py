@@ -41,10 +41,12 @@ class Drafter:
 
     def _write(self, k: int) -> Draft:
         tokens = self._context.tokens
+        k = min(k, self._context_length // 2)
         if not tokens or not k:
             return Draft(())
-        if len(tokens) - self._start > self._context_length - k:
-            self._start = len(tokens) - self._context_length // 2
+        # Too long, or shorter than when the window was moved: the last word may have been spelled anew.
+        if not 0 < len(tokens) - self._start <= self._context_length - k:
+            self._start = max(0, len(tokens) - self._context_length // 2)
         context, usable, ends = tokens[self._start :], self.translator.usable, self.translator.ends
         if self._sampler is None:
             return Draft(tuple(write(self.session, context, k, usable, ends)))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -124,13 +125,15 @@ class Answer:
 
 class Stream(Iterator[str]):
     """An answer's text as it comes. `chunks()` gives it with its Steps; `tokens`, `stats` and `finish_reason`
-    grow with it. It can be abandoned at any time."""
+    grow with it. It can be abandoned at any time. One thread reads it."""
 
-    def __init__(self, chunks: Iterator[Chunk], ends: Sequence[int], limit: int, totals: Stats) -> None:
+    def __init__(
+        self, chunks: Iterator[Chunk], ends: Sequence[int], limit: int, count: Callable[[Step], None]
+    ) -> None:
         self._chunks = chunks
         self._ends = ends
         self._limit = limit
-        self._totals = totals
+        self._count = count
         self.tokens: list[int] = []
         self.stats = Stats()
         self._stopped = False
@@ -141,7 +144,7 @@ class Stream(Iterator[str]):
             if chunk.step:
                 self.tokens += chunk.step.tokens
                 self.stats.add(chunk.step)
-                self._totals.add(chunk.step)
+                self._count(chunk.step)
             self._stopped |= chunk.stopped
             yield chunk
 
@@ -162,7 +165,11 @@ class OmniDraft:
     """A target that answers faster through a drafter, losslessly. Made by `omnidraft.load`.
 
     KV caches are kept between requests, so a chat's next turn feeds only what is new. `stats` counts all
-    requests so far. One request at a time; load the models once and make another OmniDraft to serve more.
+    requests so far.
+
+    Threads: any number of OmniDrafts, each in its own thread, may share the same models. One OmniDraft may be called
+    from several threads too: its requests take turns, step by step, so none waits on one that was abandoned; but they
+    share its KV caches, so give each thread its own for speed.
     """
 
     def __init__(
@@ -186,6 +193,7 @@ class OmniDraft:
         self._learners: dict[str | None, tuple[Any, Learner]] = {}  # profile -> (settings, learner)
         self._translators: dict[Strategy, Translator] = {}
         self._tries: dict[tuple[str, bool], Trie] = {}
+        self._lock = threading.RLock()  # held for a step, never between steps
 
     @property
     def engines(self) -> dict[str, dict[str, str]]:
@@ -227,9 +235,9 @@ class OmniDraft:
                 "shorten the prompt"
             )
         limit = min(chosen.max_tokens, room)
-        steps = self._steps(tokens, chosen, limit)
+        steps = self.steps(tokens, chosen, limit)
         return Stream(
-            stream_text(steps, self.target.vocab, chosen.stop), self.target.vocab.eos, limit, self.stats
+            stream_text(steps, self.target.vocab, chosen.stop), self.target.vocab.eos, limit, self._count
         )
 
     def generate(self, prompt: str | Sequence[Message], **options: Any) -> Answer:
@@ -247,13 +255,14 @@ class OmniDraft:
 
     def trie(self, method: str, *, splits: bool = True) -> Trie:
         """The target tokens that `direct`, `ngram` or `prefill` can propose. That of `ngram` grows with use."""
-        if (method, splits) not in self._tries:
-            capacity = self._capacity if method == "ngram" else None
-            trie = Trie(self.lexicon, splits=splits, capacity=capacity, eviction=self._eviction)
-            if method == "prefill":
-                trie.fill()
-            self._tries[method, splits] = trie
-        return self._tries[method, splits]
+        with self._lock:
+            if (method, splits) not in self._tries:
+                capacity = self._capacity if method == "ngram" else None
+                trie = Trie(self.lexicon, splits=splits, capacity=capacity, eviction=self._eviction)
+                if method == "prefill":
+                    trie.fill()
+                self._tries[method, splits] = trie
+            return self._tries[method, splits]
 
     def load_ngrams(self, path: Path, *, splits: bool = True) -> None:
         """Let method `ngram` begin with the n-grams of a file.
@@ -261,7 +270,8 @@ class OmniDraft:
         Raises:
             NGramFileError: not such a file, a damaged one, or one of another pair of vocabularies.
         """
-        self.trie("ngram", splits=splits).load(path)
+        with self._lock:
+            self.trie("ngram", splits=splits).load(path)
 
     def save_ngrams(self, path: Path, *, splits: bool = True) -> None:
         """Write the n-grams met so far; the file is replaced in one step.
@@ -271,7 +281,8 @@ class OmniDraft:
             OptionError: there is no drafter, so there are none.
         """
         drafter = self.drafter.name if self.drafter else ""
-        self.trie("ngram", splits=splits).save(path, drafter=drafter, target=self.target.name)
+        with self._lock:
+            self.trie("ngram", splits=splits).save(path, drafter=drafter, target=self.target.name)
 
     def learn(
         self,
@@ -317,10 +328,36 @@ class OmniDraft:
 
     def reset(self) -> None:
         """Forget the KV caches; n-grams met stay."""
-        self._target_session = self.target.session()
-        self._draft_session = self._drafting.session() if self._drafting else None
+        with self._lock:
+            self._target_session = self.target.session()
+            self._draft_session = self._drafting.session() if self._drafting else None
 
-    def _steps(self, tokens: list[int], options: Options, limit: int) -> Iterator[Step]:
+    def steps(
+        self, prompt: Sequence[int], options: Options, limit: int, ends: Collection[int] | None = None
+    ) -> Iterator[Step]:
+        """The Steps of an answer of at most `limit` tokens to a prompt of token ids, which must fit the context.
+
+        `ends`: the tokens that end it, the vocabulary's if None.
+        """
+        with self._lock:
+            steps = self._steps(prompt, options, limit, self.target.vocab.eos if ends is None else ends)
+        return self._in_turn(steps)
+
+    def _in_turn(self, steps: Iterator[Step]) -> Iterator[Step]:
+        while True:
+            with self._lock:
+                step = next(steps, None)
+            if step is None:
+                return
+            yield step
+
+    def _count(self, step: Step) -> None:
+        with self._lock:
+            self.stats.add(step)
+
+    def _steps(
+        self, tokens: Sequence[int], options: Options, limit: int, ends: Collection[int]
+    ) -> Iterator[Step]:
         vocab = self.target.vocab
         strategy = options.strategy
         processors = self._processors(options, len(tokens))
@@ -343,7 +380,7 @@ class OmniDraft:
             rule=rule,
             k=options.k,
             max_tokens=limit,
-            ends=vocab.eos,
+            ends=ends,
         )
         return _observed(steps, self.learner, tokens) if self.learner else steps
 

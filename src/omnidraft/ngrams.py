@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import sys
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -187,7 +188,7 @@ class Lexicon:
 
     def _keep(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}.part")
+        part = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.part")
         try:
             with part.open("wb") as written:
                 np.savez(written, **self._arrays())  # type: ignore[arg-type]

@@ -43,8 +43,10 @@ def as_processor(obj: object) -> Processor:
     return processor
 
 
-def transformers_processor(processor: Any) -> Processor:
+def transformers_processor(processor: Any, device: str = "cpu") -> Processor:
     """A `LogitsProcessor` or `LogitsProcessorList` of transformers, between numpy and torch.
+
+    `device`: where the processor's own tensors are.
 
     Raises:
         MissingExtraError: torch is not installed.
@@ -55,8 +57,10 @@ def transformers_processor(processor: Any) -> Processor:
         raise MissingExtraError(error.name or "torch", "hf") from error
 
     def process(tokens: Sequence[int], row: Row) -> Row:
-        input_ids = torch.tensor([list(tokens)], dtype=torch.int64)
-        scores = torch.tensor(row, dtype=torch.float32)[None]  # a copy, since some write into their input
+        input_ids = torch.tensor([list(tokens)], dtype=torch.int64, device=device)
+        scores = torch.tensor(row, dtype=torch.float32, device=device)[
+            None
+        ]  # a copy, since some write into their input
         with torch.no_grad():
             changed = processor(input_ids, scores)[0]
         array: Row = changed.float().cpu().numpy().astype(row.dtype, copy=False)

@@ -263,10 +263,11 @@ class Sampler:
         return ratio >= 1 or self.noise.fresh(np.array([ratio, 1 - ratio])) == 0
 
     def _processed(self, row: Row) -> Row:
-        logits = row[: self._size]
-        for processor in self._processors:
-            logits = processor(self._tokens, logits)
-        return self._penalised(logits)
+        for (
+            processor
+        ) in self._processors:  # whole rows, as transformers gives them: some hold a tensor as wide
+            row = processor(self._tokens, row)
+        return self._penalised(row[: self._size])
 
     def _invalid(self, row: Row) -> OmniDraftError:
         """The error of a row from which nothing can be drawn: the model's, or that of what was done to it since."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, GenerationConfig
 
+from omnidraft.backends.architectures import context_length
 from omnidraft.backends.loading import causal_config
 from omnidraft.errors import OptionError, VocabularyError
 from omnidraft.vocab import Vocab
@@ -27,15 +29,20 @@ class CheckpointModel:
         self.folder = folder
         self.config = causal_config(folder, name)
         self.tokenizer = _load_tokenizer(folder, name)
-        text = self.config.get_text_config()
-        self.width: int = text.vocab_size  # rows of the output embedding
-        self.context_length: int = getattr(text, "max_position_embeddings", None) or 2**31
+        self.width: int = self.config.get_text_config().vocab_size  # rows of the output embedding
+        self.context_length = context_length(self.config)
+        self.eos: int | list[int] | None = _generation_config(folder).eos_token_id
+        self.lock = threading.Lock()  # a tokenizer of transformers sets its options on each call
 
-    @cached_property
+    @property
     def vocab(self) -> Vocab:
         """The tokenizer's table of bytes, as wide as the model's logits."""
-        eos = _generation_config(self.folder).eos_token_id
-        return _read_vocab(self.tokenizer, self.name, width=self.width, eos=eos)
+        with self.lock:  # one for all threads: what is kept by vocabulary would be there twice
+            return self._vocab
+
+    @cached_property
+    def _vocab(self) -> Vocab:
+        return _read_vocab(self.tokenizer, self.name, width=self.width, eos=self.eos)
 
     def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """The messages through the chat template; without a template, their text in order.
@@ -48,18 +55,23 @@ class CheckpointModel:
         from jinja2 import TemplateError  # there is a template, so there is jinja
 
         try:
-            text = self.tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True
-            )
+            with self.lock:
+                text = self.tokenizer.apply_chat_template(
+                    list(messages), tokenize=False, add_generation_prompt=True
+                )
         except TemplateError as error:
             raise OptionError(
                 f"{self.name}'s chat template refuses these messages ({error}); change the roles or their order"
             ) from error
-        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+        return self._tokenise(text, add_special_tokens=False)
 
     def encode(self, text: str) -> list[int]:
         """Raw text as the model's tokenizer gives it, its own BOS included."""
-        return list(self.tokenizer(text).input_ids)
+        return self._tokenise(text)
+
+    def _tokenise(self, text: str, **options: bool) -> list[int]:
+        with self.lock:
+            return list(self.tokenizer(text, **options).input_ids)
 
 
 def load_vocab(folder: Path, name: str) -> Vocab:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import inspect
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
 from omnidraft import hub
+from omnidraft.backends.architectures import cache_argument, check_architecture, context_length
 from omnidraft.backends.checkpoint import CheckpointModel
 from omnidraft.backends.loading import load_causal_lm
 from omnidraft.errors import OptionError
@@ -88,7 +89,12 @@ def _pack(module: Any, mixed: bool) -> None:
     """Replace every large linear layer inside by its packed form. Inference only: there is no weight left to train."""
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is torch.nn.Linear and child.weight.numel() >= _PACKED_SIZE:
+            # A quantised layer may be an nn.Linear whose weight is a tensor of another class.
+            if (
+                type(child) is torch.nn.Linear
+                and type(child.weight.data) is Tensor
+                and child.weight.numel() >= _PACKED_SIZE
+            ):
                 setattr(parent, name, _PackedLinear(child, mixed))
 
 
@@ -123,9 +129,7 @@ class HuggingFaceSession(Session):
         self.seconds = 0.0
         self._module = module
         self._cache = Cache(layer_class_to_replicate=_RewindableLayer)
-        # transformers renamed the argument in 5.2x
-        parameters = inspect.signature(module.forward).parameters
-        self._cache_argument = {"cache" if "cache" in parameters else "past_key_values": self._cache}
+        self._cache_argument = {cache_argument(module): self._cache}
 
     def truncate(self, length: int) -> None:
         """Forget all but the first `length` tokens."""
@@ -162,9 +166,9 @@ class HuggingFaceModel(CheckpointModel):
     """A transformers checkpoint; see `omnidraft.session.Model`.
 
     Raises:
-        OptionError: an unknown precision, or a model whose state cannot be rewound.
+        OptionError: an unknown precision.
         VocabularyError: no tokenizer, or one whose tokens do not spell bytes.
-        UnsupportedModelError: not a causal language model.
+        UnsupportedModelError: not a causal language model, or one whose state cannot be rewound.
         DamagedFileError: weights that are unreadable, missing, or of another shape than config.json says.
     """
 
@@ -172,17 +176,33 @@ class HuggingFaceModel(CheckpointModel):
         self.device = resolve_device(device)
         self.dtype = resolve_dtype(precision, self.device)
         super().__init__(folder, name)
-        self.module = load_causal_lm(folder, name, self.dtype).to(self.device).eval()
+        check_architecture(self.config, name)
+        self.module = load_causal_lm(folder, name, self.dtype, self.device).eval()
         self.module.requires_grad_(False)
         if self.device == "cpu" and self.dtype == torch.float32 and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
             _pack(self.module, mixed=precision == "mixed")
-        if getattr(self.module, "_is_stateful", False):
-            raise OptionError(
-                f"{name} keeps a recurrent state that cannot be rewound after a rejection; choose a model with "
-                "attention layers only"
-            )
         stored = "mixed" if precision == "mixed" and self.dtype == torch.float32 else str(self.dtype)
         self.engine = Engine("transformers", stored.removeprefix("torch."), self.device)
+
+    @classmethod
+    def of(cls, module: Any, tokenizer: Any) -> HuggingFaceModel:
+        """A model of the caller's: it is not packed, moved, frozen, or changed in any other way.
+
+        Raises:
+            UnsupportedModelError: its state cannot be rewound.
+        """
+        model = cls.__new__(cls)
+        model.config = module.config
+        model.name = module.config.name_or_path or type(module).__name__
+        check_architecture(module.config, model.name)
+        model.module, model.tokenizer = module, tokenizer
+        model.device, model.dtype = str(module.device), module.dtype
+        model.width = module.config.get_text_config().vocab_size
+        model.context_length = context_length(module.config)
+        model.eos = module.generation_config.eos_token_id
+        model.engine = Engine("transformers", str(model.dtype).removeprefix("torch."), model.device)
+        model.lock = threading.Lock()
+        return model
 
     def session(self) -> HuggingFaceSession:
         """A new, empty KV cache."""

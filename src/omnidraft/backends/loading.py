@@ -17,17 +17,26 @@ from omnidraft.errors import DamagedFileError, UnsupportedModelError
 _GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
-def load_causal_lm(folder: Path, name: str, dtype: torch.dtype) -> Any:
+def load_causal_lm(folder: Path, name: str, dtype: torch.dtype, device: str = "cpu") -> Any:
     """The checkpoint in `folder`, all of its weights read from there.
 
     Raises:
-        UnsupportedModelError: not a language model that writes from left to right.
+        UnsupportedModelError: not a language model that writes from left to right, or one that is quantised in a
+            way that cannot be run here.
         DamagedFileError: weights that are unreadable, missing, or of another shape than config.json says.
     """
-    causal_config(folder, name)
+    quantised = getattr(causal_config(folder, name), "quantization_config", None)
     try:
-        module, report = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+        # Quantised weights cannot be moved later.
+        module, report = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, device_map=device, output_loading_info=True
+        )
     except Exception as error:  # which one depends on the library at fault: torch, safetensors, transformers
+        if quantised is not None:
+            raise UnsupportedModelError(
+                f"{name} is quantised by {dict(quantised).get('quant_method')} and cannot be loaded on {device} here "
+                f"({_first_line(error)}); install what that needs, or take a checkpoint that is not quantised"
+            ) from error
         raise DamagedFileError(
             f"{name} cannot be loaded ({_first_line(error)}); its files are damaged or do not belong together, "
             "so fetch it again"
@@ -46,7 +55,8 @@ def causal_config(folder: Path, name: str) -> Any:
         UnsupportedModelError: not a language model that writes from left to right.
     """
     try:
-        config = AutoConfig.from_pretrained(folder)
+        # Never code that a checkpoint brings along: transformers would ask for leave on the terminal.
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:
         raise UnsupportedModelError(
             f"{name} is of a kind that transformers does not know ({_first_line(error)}); "
