@@ -53,7 +53,9 @@ _MANIFEST = "omnidraft.json"
 _HUB_ID = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(?:/(?P<file>[^\\]+\.gguf))?")
 _HUB_PATIENCE = 5.0  # seconds without an answer after which the hub counts as out of reach
 # Weights only as safetensors: the older formats are pickles, which run code when they are read.
-_HUB_FILES = ["*.json", "*.jinja", "*.safetensors"]
+_HUB_FILES = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.tiktoken", "vocab.txt", "merges.txt"]
+# Any of them is a tokenizer, or what transformers makes one of.
+_TOKENIZER_FILES = ("tokenizer.json", "tekken.json", "vocab.json", "vocab.txt", "*.model", "*.tiktoken")
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -232,9 +234,10 @@ def _manifest(checkpoint: Path) -> dict[str, Any] | None:
 
 def _fault(folder: Path) -> str | None:
     """What keeps `folder` from being a whole checkpoint, or None. Reads the headers of the weights only."""
-    for file in ("config.json", "tokenizer.json"):
-        if not (folder / file).is_file():
-            return f"has no {file}"
+    if not (folder / "config.json").is_file():
+        return "has no config.json"
+    if not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES):
+        return "has no tokenizer.json, nor another tokenizer's files"
     index = folder / "model.safetensors.index.json"
     try:
         shards = (

@@ -11,10 +11,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+)
 from transformers.cache_utils import Cache, DynamicLayer
 
 from omnidraft.errors import OptionError, VocabularyError
+from omnidraft.tekken import BOS, EOS, read_tekken
 from omnidraft.types import Rows, as_tokens
 from omnidraft.vocab import Vocab
 
@@ -210,19 +217,36 @@ def load_vocab(folder: Path, name: str) -> Vocab:
 
 
 def _load_tokenizer(folder: Path, name: str) -> Any:
+    """The folder's tokenizer.json, or what its other files (Tekken, SentencePiece, tiktoken, BERT) convert to."""
     try:
+        if (folder / "tekken.json").is_file() and not (folder / "tokenizer.json").is_file():
+            return _load_tekken(folder)
         return AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError) as error:
         raise VocabularyError(
-            f"{name} has no tokenizer that transformers can load ({str(error).splitlines()[0]}); "
+            f"{name} has no tokenizer that transformers can load ({str(error).strip().splitlines()[0]}); "
             "put the model's tokenizer.json beside its weights"
         ) from error
+
+
+def _load_tekken(folder: Path) -> Any:
+    """transformers converts the file too, but only where mistral-common is installed."""
+    template = folder / "chat_template.jinja"
+    return PreTrainedTokenizerFast(
+        tokenizer_object=read_tekken(folder / "tekken.json"),
+        bos_token=BOS,
+        eos_token=EOS,
+        chat_template=template.read_text(encoding="utf-8") if template.is_file() else None,
+    )
 
 
 def _read_vocab(tokenizer: Any, name: str, *, width: int, eos: int | list[int] | None) -> Vocab:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        raise VocabularyError(f"{name} has a slow tokenizer only; put its tokenizer.json beside the weights")
+        raise VocabularyError(
+            f"{name} has a tokenizer that transformers cannot convert ({type(tokenizer).__name__}); "
+            "put its tokenizer.json beside the weights"
+        )
     listed = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
     own = tokenizer.eos_token_id
     return Vocab(

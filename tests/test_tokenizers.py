@@ -1,0 +1,187 @@
+"""Every tokenizer family on real tokenizers: ids as bytes, and every pair of drafter and target."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import permutations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from real_tokenizers import ALL, SMALL, tokenizer_of, vocab_of
+
+from omnidraft.ngrams import Lexicon, Trie
+from omnidraft.translate import DraftContext, SymbolTranslator, TextTranslator, Translator
+from omnidraft.types import Draft
+from omnidraft.vocab import Alignment, Vocab
+
+BRIEF = settings(max_examples=25, deadline=None)
+# Stretches that tokenizers treat in ways of their own.
+TEXTS = (
+    "the flake fell",
+    "def f(x):\n\treturn x  # 12345\n\n\n    ",
+    "日本語の文章。中文，한국어",
+    "🙂👩‍👩‍👧‍👦🏳️‍🌈",
+    "e\u0301n\u0303 \u0915\u094d\u0937 Z̷̛a",
+    "שלום עולם مرحبا بالعالم",
+    "        \t\t \r\n \u00a0\u2003\u200b",
+    "\u2581a\u2581\u2581 \u2581",
+    "<s></s><unk>[INST]<|im_start|><tool_call><0x0A>##ing [CLS]",
+    "ＡＢＣ ﬁ ½ ǅ İ",
+    "Don't, won't. I'm! ?",
+)
+text = st.lists(st.sampled_from(TEXTS) | st.text(max_size=6), max_size=4).map("".join)
+data = text.map(lambda text: text.encode("utf-8", "surrogatepass")) | st.binary(max_size=12)
+
+
+def marked(names: object) -> list[object]:
+    """Those of the small tokenizers run always, all others under `make test-full`."""
+    return [
+        pytest.param(name, marks=() if {name} <= set(SMALL) or set(name) <= set(SMALL) else pytest.mark.full)
+        for name in names  # type: ignore[attr-defined]
+    ]
+
+
+def tokens_of(vocab: Vocab) -> list[int]:
+    return [id for id, piece in enumerate(vocab.pieces) if piece]
+
+
+# One by one
+
+
+@pytest.mark.parametrize("name", marked(ALL))
+@settings(max_examples=150, deadline=None)
+@given(data=data)
+def test_the_pieces_of_an_encoding_spell_the_bytes(name: str, data: bytes) -> None:
+    vocab = vocab_of(name)
+    spelled = vocab.decode(vocab.encode_bytes(data))
+    known = {byte for byte in range(256) if vocab._byte_tokens[byte] is not None}
+    if name == "wordpiece":
+        # It has its own spaces, and the normalised text's characters in order, without its unknown words.
+        normalizer = tokenizer_of(name).backend_tokenizer.normalizer
+        rest = iter("".join(normalizer.normalize_str(data.decode("utf-8", "ignore")).split()))
+        assert all(char in rest for char in "".join(spelled.decode().split()))
+    else:
+        # Nothing but the bytes without a token is missing, and nothing is in another place.
+        assert spelled == bytes(byte for byte in data if byte in known)
+
+
+@pytest.mark.parametrize("name", marked(ALL))
+def test_every_byte_that_the_vocabulary_holds_can_be_spelled(name: str) -> None:
+    vocab = vocab_of(name)
+    held = [bytes([byte]) for byte in range(256) if vocab._byte_tokens[byte] is not None]
+    assert len(held) == {"wordpiece": 68, "smollm2-135m": 235}.get(name, 256)
+    for byte in held:
+        if byte.isalnum() or name != "wordpiece":
+            assert vocab.decode(vocab.encode_bytes(byte)) == byte.lower() if name == "wordpiece" else byte
+
+
+@pytest.mark.parametrize("name", marked(ALL))
+@BRIEF
+@given(draw=st.data())
+def test_the_pieces_joined_are_what_the_tokenizer_decodes(name: str, draw: st.DataObject) -> None:
+    vocab, tokenizer = vocab_of(name), tokenizer_of(name).backend_tokenizer
+    (begun,) = vocab.encode_bytes(b"x")
+    tokens = draw.draw(st.lists(st.sampled_from(tokens_of(vocab)), max_size=12))
+    joined = vocab.decode(tokens)
+    try:
+        shown = joined.decode()
+    except UnicodeDecodeError:
+        return  # how many U+FFFD a decoder writes is its own affair
+    start, whole = (tokenizer.decode([begun, *more], skip_special_tokens=False) for more in ((), tokens))
+    assert whole == start + shown
+
+
+@pytest.mark.parametrize("name", marked(ALL))
+def test_the_encoder_and_the_tokenizer_agree_on_plain_text(name: str) -> None:
+    """What is changed for the bytes' sake changes nothing in the middle of plain text."""
+    vocab, tokenizer = vocab_of(name), tokenizer_of(name).backend_tokenizer
+    begun, plain = "in the lake", " the flake fell into the water. then 3 birds stood on the stone"
+    whole = tokenizer.encode(begun + plain, add_special_tokens=False).ids
+    start = tokenizer.encode(begun, add_special_tokens=False).ids
+    assert vocab.encode_bytes(plain.encode()) == whole[len(start) :]
+    assert vocab.encode_many([plain.encode()]) == [whole[len(start) :]]
+
+
+@pytest.mark.parametrize("name", marked(ALL))
+def test_of_several_ids_with_the_same_bytes_one_is_canonical(name: str) -> None:
+    vocab = vocab_of(name)
+    assert set(vocab.id_of) == set(vocab.pieces) - {b""}
+    assert all(vocab.pieces[id] == piece for piece, id in vocab.id_of.items())
+
+
+@pytest.mark.parametrize("name", marked(ALL))
+def test_padding_has_no_bytes(name: str) -> None:
+    narrow = vocab_of(name)
+    wide = Vocab(tokenizer_of(name).backend_tokenizer, width=narrow.size + 100)
+    assert wide.pieces == (*narrow.pieces, *[b""] * 100)
+    assert wide.fingerprint == narrow.fingerprint
+    assert Alignment(wide, narrow).same
+
+
+# Pair by pair
+
+
+@lru_cache(maxsize=1)
+def translators(pair: tuple[str, str]) -> dict[str, Translator]:
+    lexicon = Lexicon.build(Alignment(*map(vocab_of, pair)))
+    full, grown = Trie(lexicon), Trie(lexicon)
+    full.fill()
+    grown.insert(lexicon.target.ids[::3].tolist())
+    return {
+        "direct": SymbolTranslator(Trie(lexicon, splits=False)),
+        "ngram": SymbolTranslator(grown, grow=True),
+        "prefill": SymbolTranslator(full),
+        "prefill, walked": SymbolTranslator(full, walk=True),
+        "text": TextTranslator(lexicon.alignment),
+    }
+
+
+PAIRS = marked(permutations(ALL, 2))
+
+
+@pytest.mark.parametrize("pair", PAIRS, scope="module")
+@BRIEF
+@given(draw=st.data(), before=data)
+def test_a_proposal_spells_the_drafted_bytes(
+    pair: tuple[str, str], draw: st.DataObject, before: bytes
+) -> None:
+    draft, target = map(vocab_of, pair)
+    context = target.encode_bytes(before)
+    written = draft.encode_bytes(draw.draw(data))
+    for name, translator in translators(pair).items():
+        usable = np.flatnonzero(translator.usable).tolist()
+        drawn = draw.draw(st.lists(st.sampled_from(usable), max_size=6))
+        tokens = [token for token in written if translator.usable[token]] + drawn
+        drafted = draft.decode(tokens)
+        proposal = translator.translate(context, Draft(tuple(tokens)))
+        proposed = target.decode(proposal.tokens)
+        assert drafted.startswith(proposed)
+        if name in ("direct", "ngram", "prefill") and not set(tokens) & translator.ends:
+            assert proposed == drafted
+            assert sum(proposal.lengths) >= len(proposal.tokens)
+        if name == "text" and target._complete and not set(tokens) & translator.ends:
+            assert len(drafted) - len(proposed) < 4  # at most an incomplete character is held back
+            assert bool(proposed) == bool(drafted)
+
+
+@pytest.mark.parametrize("pair", PAIRS, scope="module")
+@BRIEF
+@given(draw=st.data())
+def test_the_drafter_sees_the_target_s_text(pair: tuple[str, str], draw: st.DataObject) -> None:
+    """Special and padded tokens, bytes that it cannot spell, in any order and in any steps."""
+    alignment = translators(pair)["text"].alignment
+    draft, target = alignment.draft, alignment.target
+    token = st.sampled_from(tokens_of(target)) | st.integers(0, target.width - 1)
+    steps = draw.draw(st.lists(data.map(target.encode_bytes) | st.lists(token, max_size=6), max_size=4))
+    context = DraftContext(alignment)
+    for step in steps:
+        context.extend(step)
+    shown, wanted = draft.decode(context.tokens), target.decode([token for step in steps for token in step])
+    matched = set(alignment.special_draft_to_target)
+    assert all(draft.pieces[token] or token in matched for token in context.tokens)
+    if draft._complete:
+        spaces = 1 + sum(not target.pieces[token] for step in steps for token in step)
+        assert len(wanted) <= len(shown) <= len(wanted) + spaces  # it may put spaces where a text begins
+        assert shown.replace(b" ", b"") == wanted.replace(b" ", b"")
