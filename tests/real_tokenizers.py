@@ -11,7 +11,7 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import pytest
@@ -126,7 +126,7 @@ def folder_of(name: str) -> Path:
     return folder
 
 
-@lru_cache(maxsize=None)
+@cache
 def tokenizer_of(name: str):  # type: ignore[no-untyped-def]
     """The tokenizer as transformers has it."""
     folder = folder_of(name)
@@ -137,7 +137,7 @@ def tokenizer_of(name: str):  # type: ignore[no-untyped-def]
     return huggingface._load_tokenizer(folder, name)
 
 
-@lru_cache(maxsize=None)
+@cache
 def vocab_of(name: str) -> Vocab:
     """The tokenizer as bytes."""
     return Vocab(tokenizer_of(name).backend_tokenizer)

@@ -161,7 +161,8 @@ def normaliser(tokenizer: Tokenizer) -> normalizers.Normalizer | None:
         spec_of(tokenizer.normalizer),
         lambda part: part["type"] not in ("Prepend", "Strip") and not _writes_metaspace(part),
     )
-    return _assembled(normalizer=kept).normalizer
+    normalizer: normalizers.Normalizer | None = _assembled(normalizer=kept).normalizer
+    return normalizer
 
 
 def opening(tokenizer: Tokenizer) -> Opening:
@@ -200,7 +201,7 @@ def _assembled(**components: Spec | None) -> Tokenizer:
 
 
 def _writes_metaspace(part: Spec) -> bool:
-    return part["type"] == "Replace" and part["content"] == METASPACE
+    return bool(part["type"] == "Replace" and part["content"] == METASPACE)
 
 
 def _select(part: Spec | None, keep: Callable[[Spec], bool]) -> Spec | None:
