@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 from functools import lru_cache
 from itertools import permutations
+from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -16,6 +20,7 @@ from omnidraft.translate import DraftContext, SymbolTranslator, TextTranslator, 
 from omnidraft.types import Draft
 from omnidraft.vocab import Alignment, Vocab
 
+ROOT = Path(__file__).parents[1]
 BRIEF = settings(max_examples=25, deadline=None)
 # Stretches that tokenizers treat in ways of their own.
 TEXTS = (
@@ -185,3 +190,38 @@ def test_the_drafter_sees_the_target_s_text(pair: tuple[str, str], draw: st.Data
         spaces = 1 + sum(not target.pieces[token] for step in steps for token in step)
         assert len(wanted) <= len(shown) <= len(wanted) + spaces  # it may put spaces where a text begins
         assert shown.replace(b" ", b"") == wanted.replace(b" ", b"")
+
+
+# How many tokens vocabularies share (docs/tokenizers.md)
+
+
+def shared() -> ModuleType:
+    path = ROOT / "benchmarks" / "shared_vocabularies.py"
+    spec = importlib.util.spec_from_file_location("shared_vocabularies", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+COUNTS = json.loads((ROOT / "results" / "shared_vocabularies.json").read_text())["counts"]
+
+
+def test_the_table_is_made_of_the_counts() -> None:
+    assert shared().table(COUNTS) in (ROOT / "docs" / "tokenizers.md").read_text()
+
+
+@pytest.mark.full
+def test_the_counts_are_those_of_the_tokenizers() -> None:
+    for row in COUNTS:
+        assert shared().count(row["drafter"], row["target"]) == row
+        alignment = Alignment(vocab_of(row["drafter"]), vocab_of(row["target"]))
+        assert alignment.shared >= row["bytes"]  # more by the ids that have the same bytes
+
+
+def test_the_shared_tokens_of_two_small_ones() -> None:
+    counted = shared().count("mistral-v1", "wordpiece")
+    target, draft = vocab_of("wordpiece"), vocab_of("mistral-v1")
+    assert counted["bytes"] == len({piece for piece in draft.pieces if piece and piece in target.id_of})
+    assert counted["string"] <= counted["display"] < counted["bytes"]
