@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.util
 import json
+from collections.abc import Iterable
 from functools import lru_cache
 from itertools import permutations
 from pathlib import Path
@@ -11,10 +13,13 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from _pytest.mark import ParameterSet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from real_tokenizers import ALL, SMALL, tokenizer_of, vocab_of
 
+from omnidraft.backends import huggingface
+from omnidraft.errors import DamagedFileError, VocabularyError
 from omnidraft.ngrams import Lexicon, Trie
 from omnidraft.translate import DraftContext, SymbolTranslator, TextTranslator, Translator
 from omnidraft.types import Draft
@@ -40,11 +45,16 @@ text = st.lists(st.sampled_from(TEXTS) | st.text(max_size=6), max_size=4).map(""
 data = text.map(lambda text: text.encode("utf-8", "surrogatepass")) | st.binary(max_size=12)
 
 
-def marked(names: object) -> list[object]:
+def marked(names: Iterable[str | tuple[str, ...]]) -> list[ParameterSet]:
     """Those of the small tokenizers run always, all others under `make test-full`."""
     return [
-        pytest.param(name, marks=() if {name} <= set(SMALL) or set(name) <= set(SMALL) else pytest.mark.full)
-        for name in names  # type: ignore[attr-defined]
+        pytest.param(
+            name,
+            id=" to ".join(all_of),
+            marks=() if SMALL.keys() >= set(all_of) else pytest.mark.full,
+        )
+        for name in names
+        for all_of in [(name,) if isinstance(name, str) else name]
     ]
 
 
@@ -123,6 +133,72 @@ def test_padding_has_no_bytes(name: str) -> None:
     assert wide.pieces == (*narrow.pieces, *[b""] * 100)
     assert wide.fingerprint == narrow.fingerprint
     assert Alignment(wide, narrow).same
+
+
+# Files of other kinds
+
+
+def tekken_file(folder: Path, *, named: bool) -> Path:
+    pieces = [bytes([byte]) for byte in range(256)] + [b"th", b"the", b" the", b"beyond the vocabulary"]
+    record = {
+        "config": {
+            "pattern": r" ?\\w+|\\W",
+            "default_vocab_size": 30 + 259,
+            "default_num_special_tokens": 30,
+        },
+        "vocab": [
+            {"rank": rank, "token_bytes": base64.b64encode(piece).decode(), "token_str": None}
+            for rank, piece in enumerate(pieces)
+        ],
+    }
+    if named:
+        names = ("<unk>", "<s>", "</s>", "[THINK]")
+        record["special_tokens"] = [{"rank": i, "token_str": name} for i, name in enumerate(names)]
+    (folder / "tekken.json").write_text(json.dumps(record))
+    return folder
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_tekken_file_is_a_tokenizer(named: bool, tmp_path: Path) -> None:
+    tokenizer = huggingface._load_tokenizer(tekken_file(tmp_path, named=named), "toy")
+    vocab = huggingface._read_vocab(tokenizer, "toy", width=300, eos=None)
+    assert [vocab.pieces[id] for id in vocab.encode_bytes(b"the the \xff")] == [
+        b"the",
+        b" the",
+        b" ",
+        b"\xff",
+    ]
+    assert (vocab.size, vocab.width, vocab.bos, vocab.eos) == (289, 300, 1, (2,))
+    assert vocab.special_text[3] == ("[THINK]" if named else "[INST]")
+    assert vocab.special_text[29] == "<SPECIAL_29>"
+    assert tokenizer("[INST]the").input_ids[:2] == [1, 3] if not named else [1]
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '{"config": [], "vocab": 3}'])
+def test_a_damaged_tekken_file_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "tekken.json").write_text(text)
+    with pytest.raises(DamagedFileError, match=r"tekken\.json cannot be read.*; "):
+        huggingface._load_tokenizer(tmp_path, "toy")
+
+
+def test_a_tiktoken_file_is_a_tokenizer(tmp_path: Path) -> None:
+    pieces = [bytes([byte]) for byte in range(256)] + [b"th", b"the", b" the"]
+    lines = [f"{base64.b64encode(piece).decode()} {rank}" for rank, piece in enumerate(pieces)]
+    (tmp_path / "tiktoken.model").write_text("\n".join(lines))
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    vocab = Vocab(huggingface._load_tokenizer(tmp_path, "toy").backend_tokenizer)
+    assert [vocab.pieces[id] for id in vocab.encode_bytes(b"the the \xff")] == [
+        b"the",
+        b" the",
+        b" ",
+        b"\xff",
+    ]
+
+
+def test_a_folder_without_a_tokenizer_says_so(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(VocabularyError, match=r"toy has no tokenizer.*; put"):
+        huggingface._load_tokenizer(tmp_path, "toy")
 
 
 # Pair by pair
