@@ -128,7 +128,7 @@ def info(name: str) -> hub.ModelInfo:
 def test_a_checkpoint_may_have_its_tokenizer_in_another_file(tmp_path):
     write_checkpoint(tmp_path)
     (tmp_path / "tokenizer.json").unlink()
-    with pytest.raises(DamagedFileError, match="has no tokenizer.json, nor another"):
+    with pytest.raises(DamagedFileError, match=r"has no tokenizer\.json, nor another"):
         hub.check(str(tmp_path))
     for file in ("tekken.json", "tokenizer.model", "qwen.tiktoken", "vocab.txt"):
         (tmp_path / file).touch()

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
-from toy import toy_vocab
+from toy import toy_tokenizer, toy_vocab
 
 from omnidraft.errors import VocabularyError
+from omnidraft.types import as_tokens
 from omnidraft.vocab import Alignment, Vocab, runs
 
 
@@ -150,6 +151,17 @@ def test_the_space_before_a_text_is_the_tokenizer_s() -> None:
     assert llama.opened(llama.encode_bytes(b"ab"), b"ab") == b"ab"
     assert gpt.opened([], b"ab") == b"ab"
     assert wordpiece_vocab().opened([1], b"the") == b" the"
+    tokenizer = toy_tokenizer(10)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Metaspace(prepend_scheme="first"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    first = Vocab(tokenizer, bos=tokenizer.token_to_id("<bos>"))
+    sep = first.specials["<sep>"]
+    assert [first.opened(as_tokens(context), b"ab") for context in ([], [first.bos], [sep])] == [
+        b" ab",
+        b" ab",
+        b"ab",
+    ]
 
 
 @pytest.mark.parametrize("decoder", [None, decoders.BPEDecoder(), decoders.CTC(), decoders.Fuse()])

@@ -135,9 +135,9 @@ class Vocab:
     def opened(self, context: Sequence[int], data: bytes) -> bytes:
         """`data` as it begins behind `context`: with the space that the tokenizer puts before a text."""
         begins = not context or context[-1] in self.special_text
+        if self._opening == "first":
+            begins = len(context) < 2 and list(context) in ([], [self.bos])
         if self._opening == "never" or not begins or (self._byte_level and data[:1].isspace()):
-            return data
-        if self._opening == "first" and len(context) > (context[:1] == [self.bos]):
             return data
         return b" " + data
 
