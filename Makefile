@@ -27,7 +27,7 @@ test-full: setup
 fuzz: setup
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[fuzz]'
 	mkdir -p .fuzz
-	PYTHONPATH=tests $(BIN)/python tests/fuzz_translate.py .fuzz -max_total_time=$(FUZZ_SECONDS) -timeout=10
+	PYTHONPATH=tests $(BIN)/python tests/fuzz_translate.py .fuzz -max_total_time=$(FUZZ_SECONDS) -timeout=10 -len_control=0 -max_len=256
 
 check: setup
 	$(BIN)/ruff check .
