@@ -5,7 +5,7 @@ FUZZ_SECONDS ?= 600
 BIN := .venv/bin
 RUN := PYTHONWARNINGS=ignore $(BIN)
 
-.PHONY: setup demo test test-full fuzz check clean
+.PHONY: setup demo test test-full fuzz check docs clean
 
 setup: .venv/ready
 
@@ -33,6 +33,9 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: setup
+	$(BIN)/python docs/api.py
 
 clean:
 	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

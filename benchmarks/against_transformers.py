@@ -34,7 +34,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from omnidraft import hub
-from omnidraft.backends.huggingface import DTYPES, HuggingFaceModel
+from omnidraft.backends.huggingface import PRECISIONS, HuggingFaceModel
 from omnidraft.decode import decode
 from omnidraft.drafting import Drafter
 from omnidraft.errors import OmniDraftError
@@ -261,7 +261,7 @@ def measure(
     confidence_threshold: Annotated[
         float, typer.Option(help="Where transformers' drafter stops early; 0 never, its default is 0.4.")
     ] = 0.0,
-    dtype: Annotated[str, typer.Option(help=", ".join(DTYPES))] = "auto",
+    precision: Annotated[str, typer.Option(help=", ".join(PRECISIONS))] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda")] = "auto",
     repeat: Annotated[int, typer.Option(min=1)] = 1,
     seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
@@ -270,7 +270,7 @@ def measure(
     """Compare tokens per second with transformers' plain and assisted generation."""
     texts = {task: load_task(task, data, limit) for task in tasks.split(",")}
     target_model, draft_model = (
-        HuggingFaceModel(hub.resolve(name), name=name, dtype=dtype, device=device)
+        HuggingFaceModel(hub.resolve(name), name=name, precision=precision, device=device)
         for name in (target, drafter)
     )
     alignment = Alignment(draft_model.vocab, target_model.vocab)

@@ -38,7 +38,7 @@ from rich.table import Table
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen2Config
 
-from omnidraft.backends.huggingface import DTYPES, HuggingFaceSession, resolve_dtype
+from omnidraft.backends.huggingface import PRECISIONS, HuggingFaceSession, resolve_dtype
 from omnidraft.decode import decode
 from omnidraft.drafting import Drafter
 from omnidraft.errors import OmniDraftError, OptionError
@@ -350,7 +350,7 @@ def show(result: dict[str, Any]) -> None:
 
 def measure(
     device: Annotated[str, typer.Option(help="auto, cuda, cuda:1, cpu")] = "auto",
-    dtype: Annotated[str, typer.Option(help=", ".join(DTYPES))] = "auto",
+    precision: Annotated[str, typer.Option(help=", ".join(PRECISIONS))] = "auto",
     tiny: Annotated[
         bool, typer.Option(help="Tiny shapes and 64 + 24 tokens once, to try it on a CPU.")
     ] = False,
@@ -372,7 +372,7 @@ def measure(
     context = context or (64 if tiny else 512)
     max_tokens = max_tokens or (24 if tiny else 128)
     repeat = repeat or (1 if tiny else 3)
-    chosen = resolve_dtype(dtype, device)
+    chosen = resolve_dtype(precision, device)
     bench = Bench(
         tiny_shapes() if tiny else full_shapes(),
         device=device,

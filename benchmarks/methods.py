@@ -26,7 +26,7 @@ import torch
 import typer
 
 from omnidraft import OmniDraft, hub, load_model
-from omnidraft.backends.huggingface import load_vocab
+from omnidraft.backends.checkpoint import load_vocab
 from omnidraft.bench import method_options
 from omnidraft.decode import decode
 from omnidraft.drafting import Drafter
@@ -34,7 +34,7 @@ from omnidraft.engine import make_options
 from omnidraft.ngrams import Eviction, Lexicon, Trie
 from omnidraft.provenance import provenance
 from omnidraft.sampling import Sampler, Sampling
-from omnidraft.session import feed
+from omnidraft.session import Session, feed
 from omnidraft.stats import Stats
 from omnidraft.tasks import load_task
 from omnidraft.translate import SymbolTranslator, TextTranslator, Translator
@@ -69,7 +69,7 @@ class Result:
     ngram_hits: int
 
 
-class Replay:
+class Replay(Session):
     """A target's session that knows only its recorded answer: the row at each position has it as its maximum."""
 
     def __init__(self, width: int) -> None:
@@ -102,7 +102,7 @@ class Replay:
         return self._rows[:rows]
 
 
-class Memo:
+class Memo(Session):
     """A drafter's session that runs each pass once, whichever method asks; keeps the likeliest tokens of a row."""
 
     def __init__(self, model: Any) -> None:
@@ -220,8 +220,8 @@ class Comparison:
     """The models, and what is carried from prompt to prompt: n-grams, by task, temperature, k and method."""
 
     def __init__(self, target: str, drafter: str) -> None:
-        self.target = load_model(target, dtype="float32")
-        self.drafter = load_model(drafter, dtype="mixed")
+        self.target = load_model(target, engine="transformers", precision="float32")
+        self.drafter = load_model(drafter, engine="transformers", precision="mixed")
         self.memo = Memo(self.drafter)
         self.target_session = Replay(self.target.vocab.width)
         self.states: dict[tuple[Any, ...], OmniDraft] = {}
@@ -353,7 +353,7 @@ def eviction(
         answers = [vocab.encode_bytes(text.replace("\r\n", "\n").encode()) for text in lines]
         prompts = [[vocab.eos[0]]] * len(answers)
     else:
-        model = load_model(target, dtype="float32")
+        model = load_model(target, engine="transformers", precision="float32")
         prompts = [model.chat([{"role": "user", "content": text}]) for text in load_task(task, data, limit)]
         answers = recorded(model, task, prompts, 0.0, max_tokens)
     lexicon = Lexicon.cached(Alignment(draft_vocab, vocab), hub.cache_root() / "lexicons")

@@ -34,18 +34,18 @@ def data() -> Path:
 def drafter():
     from omnidraft import load_model
 
-    return load_model("smollm2-135m", dtype="float32")
+    return load_model("smollm2-135m", engine="transformers", precision="float32")
 
 
 @pytest.fixture(scope="session")
 def qwen():
     from omnidraft import load_model
 
-    return load_model("qwen2.5-coder-0.5b", dtype="float32")
+    return load_model("qwen2.5-coder-0.5b", engine="transformers", precision="float32")
 
 
 @pytest.fixture(scope="session")
 def gemma():
     from omnidraft import load_model
 
-    return load_model("gemma3-270m", dtype="float32")
+    return load_model("gemma3-270m", engine="transformers", precision="float32")

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from omnidraft import hub
-from omnidraft.backends import huggingface
+from omnidraft.backends import checkpoint
 from omnidraft.vocab import Vocab
 
 Fetch = Callable[[Path], None]  # puts a checkpoint's tokenizer files into an empty folder
@@ -134,7 +134,7 @@ def tokenizer_of(name: str):  # type: ignore[no-untyped-def]
         from transformers import PreTrainedTokenizerFast
 
         return PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
-    return huggingface._load_tokenizer(folder, name)
+    return checkpoint._load_tokenizer(folder, name)
 
 
 @cache

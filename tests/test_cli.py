@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from toy import ToyModel, toy_vocab
 
-from omnidraft import OmniDraft, bench, cli, engine
+from omnidraft import OmniDraft, bench, cli, loading
 
 TARGET = ToyModel(toy_vocab(60, order=2, padding=5), name="target", seed=1)
 DRAFTER = ToyModel(toy_vocab(25, order=1), name="drafter", seed=2)
@@ -32,8 +32,14 @@ def run(*arguments: str, stdin: str = "", **env: str) -> subprocess.CompletedPro
         (["generate", "--target", "qwen2.5-coder-0.5b", "--temperature", "-1", "hi"], "temperature is -1.0"),
         (["generate", "--target", "qwen2.5-coder-0.5b", "--method", "tetx", "hi"], "unknown method 'tetx'"),
         (["generate", "--target", "qwen2.5-coder-0.5b", "-k", "0", "hi"], "k is 0"),
-        (["generate", "--target", "qwen2.5-coder-0.5b", "--dtype", "int3", "hi"], "unknown dtype 'int3'"),
-        (["generate", "--target", "qwen2.5-coder-0.5b", "--dtype", "mixed", "hi"], "'mixed' is for drafters"),
+        (
+            ["generate", "--target", "qwen2.5-coder-0.5b", "--precision", "int3", "hi"],
+            "unknown precision 'int3'",
+        ),
+        (
+            ["generate", "--target", "qwen2.5-coder-0.5b", "--precision", "mixed", "hi"],
+            "'mixed' is for drafters",
+        ),
         (["generate", "--target", "qwen2.5-coder-0.5b", "--device", "nowhere", "hi"], "'nowhere'"),
         (["generate", "--target", "qwen2.5-coder-0.5b", "--frob", "hi"], "--frob"),
         (["bench", "--target", "qwen2.5-coder-0.5b", "--task", "gsm9k"], "unknown task 'gsm9k'"),
@@ -66,15 +72,37 @@ def test_help_version_and_models_need_no_torch() -> None:
     assert "generate" in run("--help").stdout
     assert run("--version").stdout.strip() == "0.1.0"
     assert "smollm2-135m" in run("models").stdout
-    code = "import sys, omnidraft, omnidraft.cli; assert not {'torch', 'transformers'} & sys.modules.keys()"
-    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+HEAVY = {"torch", "transformers", "tokenizers", "numpy", "safetensors", "huggingface_hub", "openvino", "gguf"}
+
+
+@pytest.mark.parametrize(
+    ("program", "unwanted"),
+    [
+        ("import omnidraft", {"typer", "rich", "filelock", "platformdirs", "pydantic"}),
+        ("--help", {"pydantic"}),
+        ("generate --help", {"pydantic", "filelock"}),
+        ("models --help", {"pydantic", "filelock"}),
+        ("frobnicate", set()),
+    ],
+)
+def test_what_starts_at_once_imports_nothing_heavy(program: str, unwanted: set[str]) -> None:
+    """Seconds would depend on the machine (benchmarks/startup.py measures them); modules do not."""
+    if not program.startswith("import"):
+        program = f"sys.argv[1:] = {program.split()}; from omnidraft.cli import main; main()"
+    program = f"import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); {program}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    loaded = {name.partition(".")[0] for name in done.stderr.split()}
+    assert "omnidraft" in loaded
+    assert not loaded & (HEAVY | unwanted)
 
 
 @pytest.fixture
 def toys(monkeypatch: pytest.MonkeyPatch) -> None:
     """The commands' own code over toy models."""
     models = {"qwen2.5-coder-0.5b": TARGET, "smollm2-135m": DRAFTER}
-    monkeypatch.setattr(engine, "load_model", lambda name, **options: models[name])
+    monkeypatch.setattr(loading, "load_model", lambda name, **options: models[name])
 
 
 def call(*arguments: str) -> int:
@@ -99,6 +127,13 @@ def test_generate_json_keeps_its_contract(toys: None, capsys: pytest.CaptureFixt
         "draft_seconds",
         "verify_seconds",
         "other_seconds",
+        "engines",
+    }
+    assert record["stats"]["engines"]["target"] == {
+        "name": "toy",
+        "precision": "float64",
+        "device": "cpu",
+        "reason": "",
     }
     assert record["tokens"] == list(OmniDraft(TARGET, None).generate("the flake", max_tokens=20).tokens)
     assert record["stats"]["tokens"] == len(record["tokens"])

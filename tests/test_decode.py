@@ -12,7 +12,7 @@ from toy import CORPUS, ToyModel, toy_vocab
 
 from omnidraft import OmniDraft
 from omnidraft.decode import stream_text
-from omnidraft.errors import ContextLengthError, OptionError
+from omnidraft.errors import ContextLengthError, InvalidLogitsError, OptionError
 from omnidraft.sampling import Sampling, law
 from omnidraft.types import Draft, Proposal, Row, Step
 from omnidraft.verify import Compare
@@ -20,6 +20,7 @@ from omnidraft.vocab import Vocab
 
 TARGET = ToyModel(toy_vocab(60, order=2, padding=5), name="target", seed=1)
 DRAFTER = ToyModel(toy_vocab(25, order=1), name="drafter", seed=2)
+NO_ROWS = np.empty((0, 0))
 PROMPTS = ["the flake", "then the lake was", "x", "日本 🙂 the"]
 
 
@@ -101,7 +102,9 @@ def test_streaming_emits_exactly_what_generate_returns() -> None:
 def steps_of(vocab, *groups: bytes) -> list[Step]:  # type: ignore[no-untyped-def]
     """Steps whose tokens are single bytes."""
     return [
-        Step(Draft(()), Proposal(()), tuple(vocab.id_of[bytes([b])] for b in group), 0, 0.0, 0.0, 0.0)
+        Step(
+            Draft(()), Proposal(()), tuple(vocab.id_of[bytes([b])] for b in group), 0, NO_ROWS, 0.0, 0.0, 0.0
+        )
         for group in groups
     ]
 
@@ -245,6 +248,21 @@ def test_statistics_add_up() -> None:
         ({"temprature": 1}, "unknown option temprature"),
         ({"stop": [""]}, "stop string"),
         ({"top_p": 2}, "top_p"),
+        ({"k": "4"}, "k is '4'; it must be an integer"),
+        ({"k": True}, "k is True"),
+        ({"k": 4.0}, "k is 4.0"),
+        ({"max_tokens": "10"}, "max_tokens is '10'"),
+        ({"max_tokens": None}, "max_tokens is None"),
+        ({"temperature": "0"}, "temperature is '0'"),
+        ({"stop": 5}, "stop is 5"),
+        ({"stop": [5]}, "stop string"),
+        ({"processors": 5}, "processors is 5"),
+        ({"processors": [5]}, "logits processor is a int"),
+        ({"method": 3}, "unknown method 3"),
+        ({"method": ["text"]}, "unknown method"),
+        ({"json_schema": "{"}, "not JSON"),
+        ({"json_schema": 5}, "not JSON"),
+        ({"json_schema": {"type": "nonsense"}}, "schema is refused"),
     ],
 )
 def test_bad_options_are_named(options: dict[str, object], message: str) -> None:
@@ -259,6 +277,13 @@ def test_bad_prompts_are_named() -> None:
         ([], "empty"),
         ("\ud800", "surrogates"),
         ([{"role": "user"}], "lacks"),
+        ([{"role": "user", "content": "a\udc80"}], "surrogates"),
+        ([{"role": "user", "content": None}], "a prompt's text is a NoneType"),
+        ([{"role": 1, "content": "a"}], "a prompt's text is a int"),
+        (5, "neither text nor chat messages"),
+        (None, "neither text nor chat messages"),
+        (b"bytes", "neither text nor chat messages"),
+        (["text"], "neither text nor chat messages"),
     ]:
         with pytest.raises(OptionError, match=message):
             model.generate(prompt)
@@ -271,10 +296,44 @@ def test_invalid_logits_end_with_an_error_that_names_the_cure() -> None:
         def row(self, context):  # type: ignore[no-untyped-def]
             return super().row(context) * np.float32(np.nan)
 
-    from omnidraft.errors import InvalidLogitsError
+    broken = Broken(TARGET.vocab, name="broken")
+    for options in ({}, {"temperature": 1.0, "seed": 1}, {"method": "prefill", "temperature": 1.0}):
+        with pytest.raises(
+            InvalidLogitsError, match=r"^broken gave NaN .* after 3 tokens; load it in float32"
+        ):
+            OmniDraft(broken, DRAFTER).generate("xyz", **options)
 
-    with pytest.raises(InvalidLogitsError, match="float32"):
-        OmniDraft(Broken(TARGET.vocab), DRAFTER).generate("x")
+
+def test_an_answer_ends_where_the_logits_become_invalid() -> None:
+    class BreaksAt7(ToyModel):
+        def row(self, context):  # type: ignore[no-untyped-def]
+            return super().row(context) * np.float32(np.nan if len(context) >= 7 else 1)
+
+    stream = OmniDraft(BreaksAt7(TARGET.vocab, name="breaks"), DRAFTER).stream("xyz", max_tokens=20)
+    with pytest.raises(InvalidLogitsError, match="breaks gave NaN or infinite logits after 7 tokens"):
+        list(stream)
+    assert len(stream.tokens) <= 4
+
+
+def test_a_broken_drafter_is_named_where_its_law_counts_and_harmless_where_not() -> None:
+    class Broken(ToyModel):
+        def row(self, context):  # type: ignore[no-untyped-def]
+            return super().row(context) * np.float32(np.nan)
+
+    model = OmniDraft(TARGET, Broken(DRAFTER.vocab, name="broken"))
+    with pytest.raises(InvalidLogitsError, match="broken gave NaN"):
+        model.generate("xyz", method="prefill", temperature=1.0, max_tokens=9)
+    plain = OmniDraft(TARGET, None).generate("xyz", max_tokens=9)
+    assert model.generate("xyz", max_tokens=9).tokens == plain.tokens
+
+
+def test_processors_that_leave_nothing_to_draw_are_blamed_and_not_the_model() -> None:
+    def nothing(tokens, row):  # type: ignore[no-untyped-def]
+        return np.full_like(row, -np.inf)
+
+    for temperature in (0.0, 1.0):
+        with pytest.raises(OptionError, match="after 3 tokens the logits processors"):
+            OmniDraft(TARGET, None).generate("xyz", processors=[nothing], temperature=temperature)
 
 
 RULES = [

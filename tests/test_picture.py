@@ -38,7 +38,14 @@ def lane(picture: Picture, name: str):  # type: ignore[no-untyped-def]
 
 def step(draft: list[int], proposal: list[int], lengths: list[int], tokens: list[int], accepted: int) -> Step:
     return Step(
-        Draft(tuple(draft)), Proposal(tuple(proposal), tuple(lengths)), tuple(tokens), accepted, 0, 0, 0
+        Draft(tuple(draft)),
+        Proposal(tuple(proposal), tuple(lengths)),
+        tuple(tokens),
+        accepted,
+        rows=np.empty((0, 0)),
+        draft_seconds=0,
+        verify_seconds=0,
+        seconds=0,
     )
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -113,8 +114,31 @@ def test_invalid_logits_are_refused(temperature: float, bad: float) -> None:
         {"repetition_penalty": 0},
         {"presence_penalty": math.inf},
         {"seed": -1},
+        {"seed": 1.5},
+        {"seed": "0"},
+        {"temperature": "0.7"},
+        {"temperature": True},
+        {"temperature": 1e-40},
+        {"temperature": 1e300},
+        {"temperature": None},
+        {"top_k": 2.0},
+        {"top_k": "5"},
+        {"top_p": 2},
+        {"top_p": math.nan},
+        {"top_p": "0.9"},
+        {"min_p": math.nan},
+        {"repetition_penalty": math.nan},
+        {"presence_penalty": [1]},
     ],
 )
 def test_impossible_values_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(OptionError, match="must be"):
         Sampling(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e6, np.float32(0.5), 1])
+def test_extreme_temperatures_stay_in_the_range_of_float32(temperature: float) -> None:
+    row = np.array([30.0, -30.0, np.finfo(np.float32).min, -np.inf, 29.0], np.float32)
+    p = law(row, Sampling(temperature=temperature))
+    assert np.isfinite(p).all()
+    assert p[0] == 1

@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import random
 import weakref
+from time import perf_counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +13,7 @@ import transformers
 from toy import ToyModel, toy_vocab
 
 from omnidraft.backends.huggingface import HuggingFaceSession, _pack, _PackedLinear
-from omnidraft.session import _common_prefix, feed
+from omnidraft.session import _common_prefix, feed, write
 from omnidraft.types import as_tokens
 
 SHAPE = dict(
@@ -95,6 +96,29 @@ def test_feed_refuses_rows_that_are_not_there() -> None:
     for rows in (0, 4):
         with pytest.raises(ValueError, match="rows"):
             feed(session, [1, 2, 3], rows)
+    with pytest.raises(ValueError, match="rows"):
+        write(session, [], 4, np.ones(session._model.vocab.width, np.bool_), ends=())
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_write_takes_the_likeliest_usable_token_each_time(name: str) -> None:
+    module, prompt, k = tiny(name), [1, 2, 3], 6
+    generator = np.random.default_rng(0)
+    for share in (1.0, 0.5, 0.1):
+        usable = generator.random(101) < share
+        expected: list[int] = []
+        while len(expected) < k:
+            row = feed(HuggingFaceSession(module), [*prompt, *expected], 1)[0]
+            expected.append(int(np.where(usable, row, -np.inf).argmax()))
+        session = HuggingFaceSession(module)
+        feed(session, [1, 2, 9, 9], 1)  # to be rewound
+        start, before = perf_counter(), session.seconds
+        assert write(session, prompt, k, usable, ends=()) == expected
+        assert 0 < session.seconds - before < perf_counter() - start  # each pass counted once
+        assert session.tokens.tolist() == [*prompt, *expected[:-1]]
+        end = expected[2]
+        assert write(session, prompt, k, usable, ends={end}) == expected[: expected.index(end) + 1]
+        assert write(session, prompt, 1, usable, ends={end}) == expected[:1]
 
 
 def test_common_prefix() -> None:
@@ -159,4 +183,4 @@ def test_models_that_cannot_be_rewound_are_refused(monkeypatch: pytest.MonkeyPat
     transformers.MambaForCausalLM(config).save_pretrained(tmp_path)
     monkeypatch.setattr(huggingface.AutoTokenizer, "from_pretrained", lambda folder: SimpleNamespace())
     with pytest.raises(OptionError, match="recurrent"):
-        huggingface.HuggingFaceModel(tmp_path, name="mamba", dtype="float32")
+        huggingface.HuggingFaceModel(tmp_path, name="mamba", precision="float32")

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from real_tokenizers import ALL, SMALL, tokenizer_of, vocab_of
 
-from omnidraft.backends import huggingface
+from omnidraft.backends import checkpoint
 from omnidraft.errors import DamagedFileError, VocabularyError
 from omnidraft.ngrams import Lexicon, Trie
 from omnidraft.translate import DraftContext, SymbolTranslator, TextTranslator, Translator
@@ -160,8 +160,8 @@ def tekken_file(folder: Path, *, named: bool) -> Path:
 
 @pytest.mark.parametrize("named", [True, False])
 def test_a_tekken_file_is_a_tokenizer(named: bool, tmp_path: Path) -> None:
-    tokenizer = huggingface._load_tokenizer(tekken_file(tmp_path, named=named), "toy")
-    vocab = huggingface._read_vocab(tokenizer, "toy", width=300, eos=None)
+    tokenizer = checkpoint._load_tokenizer(tekken_file(tmp_path, named=named), "toy")
+    vocab = checkpoint._read_vocab(tokenizer, "toy", width=300, eos=None)
     assert [vocab.pieces[id] for id in vocab.encode_bytes(b"the the \xff")] == [
         b"the",
         b" the",
@@ -178,7 +178,7 @@ def test_a_tekken_file_is_a_tokenizer(named: bool, tmp_path: Path) -> None:
 def test_a_damaged_tekken_file_is_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "tekken.json").write_text(text)
     with pytest.raises(DamagedFileError, match=r"tekken\.json cannot be read.*; "):
-        huggingface._load_tokenizer(tmp_path, "toy")
+        checkpoint._load_tokenizer(tmp_path, "toy")
 
 
 def test_a_tiktoken_file_is_a_tokenizer(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_tiktoken_file_is_a_tokenizer(tmp_path: Path) -> None:
     lines = [f"{base64.b64encode(piece).decode()} {rank}" for rank, piece in enumerate(pieces)]
     (tmp_path / "tiktoken.model").write_text("\n".join(lines))
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    vocab = Vocab(huggingface._load_tokenizer(tmp_path, "toy").backend_tokenizer)
+    vocab = Vocab(checkpoint._load_tokenizer(tmp_path, "toy").backend_tokenizer)
     assert [vocab.pieces[id] for id in vocab.encode_bytes(b"the the \xff")] == [
         b"the",
         b" the",
@@ -198,7 +198,7 @@ def test_a_tiktoken_file_is_a_tokenizer(tmp_path: Path) -> None:
 def test_a_folder_without_a_tokenizer_says_so(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(VocabularyError, match=r"toy has no tokenizer.*; put"):
-        huggingface._load_tokenizer(tmp_path, "toy")
+        checkpoint._load_tokenizer(tmp_path, "toy")
 
 
 # Pair by pair

@@ -11,6 +11,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from omnidraft.pieces import CHAR_OF
+from omnidraft.session import Engine, Session
 from omnidraft.types import Row, Rows, as_tokens
 from omnidraft.vocab import Vocab
 
@@ -55,7 +56,7 @@ def toy_vocab(merges: int, *, order: int = 0, padding: int = 0) -> Vocab:
     return Vocab(tokenizer, width=tokenizer.get_vocab_size() + padding, bos=bos, eos=[eos])
 
 
-class ToySession:
+class ToySession(Session):
     def __init__(self, model: ToyModel) -> None:
         self.tokens = as_tokens()
         self.seconds = 0.0
@@ -78,6 +79,7 @@ class ToyModel:
 
     def __init__(self, vocab: Vocab, *, name: str = "toy", seed: int = 0, scale: float = 1.0) -> None:
         self.name = name
+        self.engine = Engine("toy", "float64", "cpu")
         self._vocab = vocab
         self.seed = seed
         self.scale = scale

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from omnidraft.errors import OmniDraftError
 
 if TYPE_CHECKING:
-    from omnidraft.engine import Answer, OmniDraft, Options, Stream, load, load_model
+    from omnidraft.engine import Answer, OmniDraft, Options, Stream
+    from omnidraft.loading import load, load_model
     from omnidraft.sampling import Sampling
     from omnidraft.stats import Stats
     from omnidraft.types import Step
@@ -37,8 +38,8 @@ _HOME = {
     "OmniDraft": "engine",
     "Options": "engine",
     "Stream": "engine",
-    "load": "engine",
-    "load_model": "engine",
+    "load": "loading",
+    "load_model": "loading",
     "Sampling": "sampling",
     "Stats": "stats",
     "Step": "types",

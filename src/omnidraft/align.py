@@ -82,10 +82,10 @@ def load_vocab(name: str) -> Vocab:
         OmniDraftError: the subclass says what is wrong with the name or the files.
     """
     try:
-        from omnidraft.backends import huggingface
+        from omnidraft.backends import checkpoint
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "transformers", "hf") from error
-    return huggingface.load_vocab(hub.pull(name), name)
+    return checkpoint.load_vocab(hub.pull(name), name)
 
 
 def read_text(path: Path) -> str:

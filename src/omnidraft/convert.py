@@ -89,20 +89,21 @@ def read_gguf(file: Path) -> Gguf:
         parameters = sum(int(tensor.n_elements) for tensor in reader.tensors)
         architecture = fields["general.architecture"]
         tokens: list[str] = fields["tokenizer.ggml.tokens"]
-    except (ValueError, KeyError, IndexError, OSError) as error:
+        context_length = int(fields[f"{architecture}.context_length"])
+    except Exception as error:  # what the library raises depends on the byte that is wrong
         raise DamagedFileError(
             f"{file} cannot be read as a GGUF model with a tokenizer ({error}); fetch or export it again"
         ) from error
 
     def token(role: str) -> str | None:
         index = fields.get(f"tokenizer.ggml.{role}_token_id")
-        return None if index is None else tokens[index]
+        return tokens[index] if index is not None and index < len(tokens) else None
 
     return Gguf(
         parameters=parameters,
         name=fields.get("general.name", file.stem),
         licence=fields.get("general.license", "unknown"),
-        context_length=fields[f"{architecture}.context_length"],
+        context_length=context_length,
         pre_tokenizer=fields.get("tokenizer.ggml.pre", "default"),
         tokens=tokens,
         token_types=fields.get("tokenizer.ggml.token_type", [1] * len(tokens)),
@@ -120,7 +121,7 @@ def convert_gguf(file: Path, folder: Path) -> None:
     """Write `file` as a checkpoint into the existing, empty `folder`.
 
     The weights are stored as bfloat16: half the size of float32, the type that upstream publishes, so that
-    `dtype="auto"` loads it without a cast. Rounding a dequantised 4-bit weight to 8 bits of mantissa moves it
+    `precision="auto"` loads it without a cast. Rounding a dequantised 4-bit weight to 8 bits of mantissa moves it
     by a small part of what the quantisation already did. float16 would be closer still, but a model loaded as
     stored would then compute in float16, where Gemma overflows.
 
@@ -144,7 +145,7 @@ def convert_gguf(file: Path, folder: Path) -> None:
                 **source, **unpack, dtype=torch.bfloat16, trust_remote_code=False
             )
             tokenizer = transformers.AutoTokenizer.from_pretrained(**source, trust_remote_code=False)
-        except (ValueError, KeyError, IndexError, OSError, RuntimeError) as error:
+        except Exception as error:
             raise DamagedFileError(
                 f"transformers cannot read {file} ({error}); "
                 "it is cut short, or of a kind that transformers does not know"

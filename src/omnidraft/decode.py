@@ -37,7 +37,8 @@ def decode(
         drafted_before = drafter.session.seconds if drafter else 0.0
         verified_before = target.seconds
         draft, proposal = drafter.propose(context, min(k, room - 1)) if drafter else (Draft(()), Proposal(()))
-        proposal = replace(proposal, tokens=proposal.tokens[: room - 1], lengths=proposal.lengths[: room - 1])
+        if len(proposal.tokens) >= room:
+            proposal = Proposal(proposal.tokens[: room - 1], proposal.lengths[: room - 1])
         rows = feed(target, context + as_tokens(proposal.tokens), rows=len(proposal.tokens) + 1)
         verdict = rule(rows, draft, proposal, sampler, ends)
         if drafter:
@@ -48,6 +49,7 @@ def decode(
             proposal=proposal,
             tokens=verdict.tokens,
             accepted=verdict.accepted,
+            rows=rows,
             draft_seconds=drafter.session.seconds - drafted_before if drafter else 0.0,
             verify_seconds=target.seconds - verified_before,
             seconds=perf_counter() - start,

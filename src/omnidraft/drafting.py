@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from omnidraft.sampling import Sampler
-from omnidraft.session import Session, feed
+from omnidraft.session import Session, feed, write
 from omnidraft.translate import DraftContext, Translator
 from omnidraft.types import Draft, Proposal, Row, as_tokens
 
@@ -40,24 +40,19 @@ class Drafter:
         return draft, self.translator.translate(context, draft)
 
     def _write(self, k: int) -> Draft:
-        written: list[int] = []
+        tokens = self._context.tokens
+        if not tokens or not k:
+            return Draft(())
+        if len(tokens) - self._start > self._context_length - k:
+            self._start = len(tokens) - self._context_length // 2
+        context, usable, ends = tokens[self._start :], self.translator.usable, self.translator.ends
+        if self._sampler is None:
+            return Draft(tuple(write(self.session, context, k, usable, ends)))
         laws: list[Row] = []
-        usable = self.translator.usable
-        while (
-            self._context.tokens
-            and len(written) < k
-            and not (written and written[-1] in self.translator.ends)
-        ):
-            tokens = self._context.tokens + as_tokens(written)
-            if len(tokens) - self._start > self._context_length - k:
-                self._start = len(tokens) - self._context_length // 2
-            row = feed(self.session, tokens[self._start :], rows=1)[0]
-            if self._sampler:
-                token, law = self._sampler.draft(np.where(usable, row, -np.inf))
-                laws.append(law)
-            else:
-                token = int(row.argmax())
-                if not usable[token]:
-                    token = int(np.where(usable, row, -np.inf).argmax())
+        written = as_tokens()
+        while len(written) < k and not (written and written[-1] in ends):
+            row = feed(self.session, context + written, rows=1)[0]
+            token, law = self._sampler.draft(np.where(usable, row, -np.inf))
             written.append(token)
+            laws.append(law)
         return Draft(tuple(written), tuple(laws))

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from omnidraft import hub
 from omnidraft.decode import Chunk, decode, stream_text
 from omnidraft.drafting import Drafter
-from omnidraft.errors import ContextLengthError, MissingExtraError, OptionError
+from omnidraft.errors import ContextLengthError, OptionError, is_count
 from omnidraft.ngrams import Eviction, Lexicon, Trie
 from omnidraft.sampling import Processor, Sampler, Sampling
 from omnidraft.session import Model, Session
@@ -22,11 +22,13 @@ from omnidraft.types import Step
 from omnidraft.verify import Compare, Paper, Rule, Walk
 from omnidraft.vocab import Alignment
 
+if TYPE_CHECKING:
+    from omnidraft.learn.learner import Learner
+    from omnidraft.learn.profile import ProfileStore
+
 Method = Literal["auto", "plain", "direct", "ngram", "prefill", "text"]
 Verification = Literal["auto", "compare", "trie", "paper"]
 Message = Mapping[str, str]
-DEFAULT_DRAFTER = "smollm2-135m"
-ENGINES = ("auto", "transformers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +81,14 @@ class Options:
             raise OptionError(
                 "splits are for methods direct, ngram and prefill, and not for verification 'paper'; leave them out"
             )
-        if not 1 <= self.k <= 64:
-            raise OptionError(f"k is {self.k}; it must be in 1..64 (method='plain' does not draft)")
-        if self.max_tokens < 1:
-            raise OptionError(f"max_tokens is {self.max_tokens}; it must be 1 or more")
-        if not all(self.stop):
-            raise OptionError("a stop string is empty; leave it out")
+        if not (is_count(self.k) and 1 <= self.k <= 64):
+            raise OptionError(
+                f"k is {self.k!r}; it must be an integer in 1..64 (method='plain' does not draft)"
+            )
+        if not (is_count(self.max_tokens) and self.max_tokens >= 1):
+            raise OptionError(f"max_tokens is {self.max_tokens!r}; it must be an integer, 1 or more")
+        if not all(isinstance(stop, str) and stop for stop in self.stop):
+            raise OptionError("a stop string is empty or no text; leave it out, or pass a string")
         if self.json_schema is not None:
             from omnidraft.processors import check_schema
 
@@ -177,8 +181,20 @@ class OmniDraft:
         self.alignment = Alignment(drafter.vocab, target.vocab) if drafter else None
         self._target_session: Session = target.session()
         self._draft_session: Session | None = drafter.session() if drafter else None
+        self.learner: Learner | None = None
+        self._drafting = drafter  # the drafter as it is adapted now
+        self._learners: dict[str | None, Learner] = {}
         self._translators: dict[Strategy, Translator] = {}
         self._tries: dict[tuple[str, bool], Trie] = {}
+
+    @property
+    def engines(self) -> dict[str, dict[str, str]]:
+        """What runs the target and the drafter, in the form that `--json` prints."""
+        return {
+            role: dataclasses.asdict(model.engine)
+            for role, model in (("target", self.target), ("drafter", self.drafter))
+            if model
+        }
 
     def prompt_tokens(self, prompt: str | Sequence[Message], *, raw: bool = False) -> list[int]:
         """The target's token ids of a prompt: text as one user message (or as it is, `raw`), or chat messages.
@@ -186,20 +202,7 @@ class OmniDraft:
         Raises:
             OptionError: an empty prompt, or text that is not valid Unicode.
         """
-        messages = (
-            [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
-        )
-        for message in messages:
-            if not {"role", "content"} <= message.keys():
-                raise OptionError(
-                    "a chat message lacks its role or content; give {'role': ..., 'content': ...}"
-                )
-            try:
-                message["content"].encode()
-            except UnicodeEncodeError as error:
-                raise OptionError("the prompt holds lone surrogates; decode it as UTF-8 first") from error
-        if not any(message["content"] for message in messages):
-            raise OptionError("the prompt is empty; give some text")
+        messages = _messages(prompt)
         if raw:
             if not isinstance(prompt, str):
                 raise OptionError("raw takes text, not chat messages; pass a string, or leave raw out")
@@ -265,10 +268,45 @@ class OmniDraft:
         drafter = self.drafter.name if self.drafter else ""
         self.trie("ngram", splits=splits).save(path, drafter=drafter, target=self.target.name)
 
+    def learn(
+        self,
+        when: str = "between",
+        *,
+        profile: str | None = None,
+        budget: float = 0.3,
+        store: ProfileStore | None = None,
+        **training: Any,
+    ) -> Learner:
+        """Let the drafter learn from every answer from now on (extra `learn`); the next request drafts with it.
+
+        `when`, `budget`: see `omnidraft.learn.learner.Learning`; `off` uses a profile as it is. `training`: the fields
+        of `omnidraft.learn.trainer.Training`. With a `profile` what was learned is kept on disk and gone on from;
+        to switch to another, or back, call this again, which takes no time for one that was used before.
+
+        Raises:
+            OptionError: no drafter, one of an engine that cannot be adapted, or a value outside its range.
+            ProfileError: the profile cannot be read or written.
+        """
+        from omnidraft.learn.learner import learner_for  # needs torch
+
+        if profile not in self._learners:
+            if self.drafter is None:
+                raise OptionError("there is no drafter to learn; load one with drafter=...")
+            self._learners[profile] = learner_for(
+                self.drafter, self.target, self.trie("prefill"), when, profile, budget, store, training
+            )
+        self.learner = self._learners[profile]
+        return self.learner
+
+    def close(self) -> None:
+        """Stop learning, and save what was learned in the profiles that were used."""
+        for learner in self._learners.values():
+            learner.close()
+
     def reset(self) -> None:
         """Forget the KV caches; n-grams met stay."""
         self._target_session = self.target.session()
-        self._draft_session = self.drafter.session() if self.drafter else None
+        self._draft_session = self._drafting.session() if self._drafting else None
 
     def _steps(self, tokens: list[int], options: Options, limit: int) -> Iterator[Step]:
         vocab = self.target.vocab
@@ -276,9 +314,16 @@ class OmniDraft:
         processors = self._processors(options, len(tokens))
         if self.drafter is None and options.method == "auto":
             strategy = Strategy("plain", "compare", splits=False)
-        sampler = Sampler(options.sampling, tokens, vocab.size, processors=processors)
+        sampler = Sampler(
+            options.sampling,
+            tokens,
+            vocab.size,
+            processors=processors,
+            target=self.target.name,
+            drafter=self.drafter.name if self.drafter else "",
+        )
         rule = self._rule(strategy)
-        return decode(
+        steps = decode(
             self._target_session,
             self._new_drafter(strategy, sampler if rule.needs_laws else None),
             tokens,
@@ -288,6 +333,7 @@ class OmniDraft:
             max_tokens=limit,
             ends=vocab.eos,
         )
+        return _observed(steps, self.learner, tokens) if self.learner else steps
 
     def _processors(self, options: Options, prompt_length: int) -> list[Processor]:
         """The answer's own: what has a state begins anew."""
@@ -313,6 +359,10 @@ class OmniDraft:
             return None
         if self.drafter is None or self._draft_session is None or self.alignment is None:
             raise OptionError(f"method {strategy.method!r} needs a drafter; load one with drafter=...")
+        newest = self.learner.drafter if self.learner else self.drafter
+        if newest is not self._drafting:  # a KV cache of older weights is fed again
+            self._drafting = newest
+            self._draft_session = newest.session()
         if strategy not in self._translators:
             self._translators[strategy] = self._translator(strategy, self.alignment)
         translator = self._translators[strategy]
@@ -328,6 +378,46 @@ class OmniDraft:
         )
 
 
+def check_text(text: Any) -> None:
+    """Refuse what no prompt can hold.
+
+    Raises:
+        OptionError: not text, or text that is not valid Unicode.
+    """
+    if not isinstance(text, str):
+        raise OptionError(f"a prompt's text is a {type(text).__name__}; pass a string")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise OptionError("the prompt holds lone surrogates; decode it as UTF-8 first") from error
+
+
+def _messages(prompt: str | Sequence[Message]) -> list[dict[str, str]]:
+    """A prompt as chat messages; errors as in `OmniDraft.prompt_tokens`."""
+    try:
+        messages = (
+            [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
+        )
+    except (TypeError, ValueError) as error:
+        raise OptionError("the prompt is neither text nor chat messages; pass one or the other") from error
+    for message in messages:
+        if not {"role", "content"} <= message.keys():
+            raise OptionError("a chat message lacks its role or content; give {'role': ..., 'content': ...}")
+        check_text(message["role"])
+        check_text(message["content"])
+    if not any(message["content"] for message in messages):
+        raise OptionError("the prompt is empty; give some text")
+    return messages
+
+
+def _observed(steps: Iterator[Step], learner: Learner, prompt: Sequence[int]) -> Iterator[Step]:
+    with learner.request(prompt) as tracer:
+        for step in steps:
+            if tracer:
+                tracer.add(step)
+            yield step
+
+
 def make_options(**options: Any) -> Options:
     """Options from flat keyword arguments; `stop` may be one string.
 
@@ -341,68 +431,16 @@ def make_options(**options: Any) -> Options:
             f"unknown option {', '.join(sorted(unknown))}; known are {', '.join(sorted(own | sampling))}"
         )
     stop = options.get("stop") or ()
-    options["processors"] = tuple(options.get("processors") or ())
-    options["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+    options["stop"] = (stop,) if isinstance(stop, str) else _several("stop", stop)
+    options["processors"] = _several("processors", options.get("processors") or ())
     return Options(
         **{name: value for name, value in options.items() if name in own},
         sampling=Sampling(**{name: value for name, value in options.items() if name in sampling}),
     )
 
 
-def load(
-    target: str | Model,
-    drafter: str | Model | None = DEFAULT_DRAFTER,
-    *,
-    dtype: str = "auto",
-    device: str = "auto",
-    engine: str = "auto",
-    ngram_capacity: int | None = None,
-    ngram_eviction: Eviction = "lfu",
-) -> OmniDraft:
-    """Load a target and a drafter, fetching them on first use.
-
-    A model is a known name (`omnidraft models`), a hub id, a local folder, a GGUF file, or one loaded before:
-    a drafter loaded once serves any number of targets. `drafter=None` decodes plainly. `dtype` and `device`
-    are torch's names; `auto` is bfloat16 where the machine multiplies it in hardware, and CUDA where there is.
-    Under `auto` the drafter is `mixed`: elsewhere too its passes over a single token are in bfloat16.
-    `ngram_capacity`: how many n-grams the method `ngram` keeps; None keeps all. Beyond it the least frequently
-    (`lfu`) or the least recently (`lru`) accepted ones go.
-
-    Raises:
-        OmniDraftError: the subclass says what is wrong with the name, the files or the options.
-    """
-    if ngram_capacity is not None and ngram_capacity < 0:
-        raise OptionError(f"ngram_capacity is {ngram_capacity}; it must be 0 or more")
-    if ngram_eviction not in get_args(Eviction):
-        raise OptionError(f"unknown eviction {ngram_eviction!r}; use one of {', '.join(get_args(Eviction))}")
-    if dtype == "mixed":
-        raise OptionError("dtype 'mixed' is for drafters; use 'auto', which gives it to the drafter alone")
-    for name in (target, drafter):
-        if isinstance(name, str):
-            hub.check(name)  # a mistyped target must not cost the drafter's download first
-    where = {"device": device, "engine": engine}
-    draft_dtype = "mixed" if dtype == "auto" else dtype
-    loaded_drafter = load_model(drafter, dtype=draft_dtype, **where) if drafter is not None else None
-    return OmniDraft(
-        load_model(target, dtype=dtype, **where),
-        loaded_drafter,
-        ngram_capacity=ngram_capacity,
-        ngram_eviction=ngram_eviction,
-    )
-
-
-def load_model(
-    model: str | Model, *, dtype: str = "auto", device: str = "auto", engine: str = "auto"
-) -> Model:
-    """Load one model by name; one that is loaded already is returned as it is. Errors as in `load`."""
-    if not isinstance(model, str):
-        return model
-    if engine not in ENGINES:
-        raise OptionError(f"unknown engine {engine!r}; use one of {', '.join(ENGINES)}")
+def _several(name: str, values: Any) -> tuple[Any, ...]:
     try:
-        from omnidraft.backends.huggingface import HuggingFaceModel, resolve_device, resolve_dtype
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(error.name or "transformers", "hf") from error
-    resolve_device(device)
-    resolve_dtype(dtype, "cpu")
-    return HuggingFaceModel(hub.pull(model), name=model, dtype=dtype, device=device)
+        return tuple(values)
+    except TypeError as error:
+        raise OptionError(f"{name} is {values!r}; pass a list") from error

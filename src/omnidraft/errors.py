@@ -1,5 +1,8 @@
 """Errors a user can meet. Each message says what is wrong and, after a semicolon, how to mend it."""
 
+import math
+from numbers import Integral, Real
+
 
 class OmniDraftError(Exception):
     """Base of every error raised on purpose; the command line prints it on one line and exits with 2."""
@@ -28,12 +31,20 @@ class MissingExtraError(OmniDraftError):
         super().__init__(f"{library} is not installed; pip install 'omnidraft[{extra}]'")
 
 
+class UnsupportedModelError(OmniDraftError):
+    """A model that an engine cannot run."""
+
+
 class VocabularyError(OmniDraftError):
     """A tokenizer whose tokens cannot be turned into bytes."""
 
 
 class NGramFileError(OmniDraftError):
     """A file of n-grams that is damaged, or of another pair of models."""
+
+
+class ProfileError(OmniDraftError):
+    """A profile that is damaged, foreign, in use elsewhere, or cannot be written."""
 
 
 class OptionError(OmniDraftError):
@@ -45,4 +56,20 @@ class ContextLengthError(OmniDraftError):
 
 
 class InvalidLogitsError(OmniDraftError):
-    """The target gave NaN or infinite logits."""
+    """A model gave NaN or infinite logits."""
+
+    def __init__(self, model: str, position: int) -> None:
+        super().__init__(
+            f"{model} gave NaN or infinite logits after {position} tokens; load it in float32, or check its files "
+            "(`omnidraft models --verify`)"
+        )
+
+
+def is_number(value: object) -> bool:
+    """Whether an option's value is a finite number; True is none."""
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_count(value: object) -> bool:
+    """Whether an option's value is an integer; True is none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)

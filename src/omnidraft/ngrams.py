@@ -44,6 +44,31 @@ class Node(NamedTuple):
     depth: int
 
 
+class Branches(NamedTuple):
+    """The choices at a node of the trie: its symbols and, as one more, what is no symbol.
+
+    That is STOP; at the root it is all of the target's tokens outside the trie together.
+    """
+
+    symbols: NDArray[np.integer[Any]]  # [b]
+    tokens: NDArray[np.integer[Any]]  # [t] those at or below the node; at the root all of the target's
+    branch: NDArray[np.intp]  # [t] index of the choice that leads to each token, b for the last
+
+    def masses(
+        self,
+        p: Row,  # [V_target], without ids that only pad
+    ) -> Row:
+        """The probability of all tokens that each choice leads to. [b + 1] float64"""
+        everything = len(self.tokens) == len(p)  # at the root: nothing to gather
+        return _sums(self.branch, p if everything else p[self.tokens], len(self.symbols) + 1)
+
+
+def _sums(index: NDArray[np.integer[Any]], weights: Row, length: int) -> Row:
+    """The sum of the weights at each index. [length] float64"""
+    sums: Row = np.bincount(index, weights, length)  # type: ignore[assignment]
+    return sums
+
+
 @dataclass(frozen=True, eq=False)
 class Spellings:
     """Tokens of one vocabulary in base symbols, sorted by spelling."""
@@ -56,13 +81,23 @@ class Spellings:
 
     @cached_property
     def root(self) -> Node:
+        """The node of all spellings."""
         return Node(0, len(self.ids), 0)
 
     @cached_property
     def starts(self) -> Ints:
         """[base + 1]: row at which the spellings that begin with a symbol start."""
-        first = self.symbols[self.offsets[:-1]]
-        return np.searchsorted(first, np.arange(self.base + 1)).astype(np.int32)
+        return np.searchsorted(self.first, np.arange(self.base + 1)).astype(np.int32)
+
+    @cached_property
+    def first(self) -> Ints:
+        """[n]: the symbol that each spelling begins with."""
+        return self.symbols[self.offsets[:-1]]
+
+    @cached_property
+    def first_of(self) -> NDArray[np.intp]:
+        """[widest id + 1]: the same by token id, `base` for a token without a row."""
+        return np.append(self.first, self.base).astype(np.intp)[self.row_of]
 
     @cached_property
     def row_of(self) -> Ints:
@@ -91,20 +126,12 @@ class Spellings:
         if node.depth == 0:
             return Node(int(self.starts[symbol]), int(self.starts[symbol + 1]), 1)
         below = self.below(node)
-        column = self._column(below)
+        column = self.column(below)
         low, high = np.searchsorted(column, (symbol, symbol + 1))
         return Node(below.low + int(low), below.low + int(high), node.depth + 1)
 
-    def children(self, node: Node) -> tuple[Ints, Ints]:
-        """The symbols that `node` goes on with, and the row at which each begins."""
-        if node.depth == 0:
-            return np.arange(self.base, dtype=np.int32), self.starts[:-1]
-        below = self.below(node)
-        column = self._column(below)
-        begins = np.flatnonzero(np.diff(column, prepend=-1)).astype(np.int32)
-        return column[begins], begins + np.int32(below.low)
-
-    def _column(self, below: Node) -> Ints:
+    def column(self, below: Node) -> Ints:
+        """The symbol that each row goes on with; `below` has no tokens that end at it."""
         return self.symbols[self.offsets[below.low : below.high] + below.depth]
 
     @property
@@ -349,8 +376,7 @@ class Trie:
         self._changed()
 
     def _changed(self) -> None:
-        for name in ("_known", "outside"):
-            self.__dict__.pop(name, None)
+        self.__dict__.pop("_at_root", None)
 
     def __len__(self) -> int:
         """How many n-grams are known."""
@@ -364,20 +390,16 @@ class Trie:
     # The walk
 
     @cached_property
-    def _known(self) -> tuple[NDArray[np.integer[Any]], Ints, Ints]:
-        """`tokens` and `branches` of the root, where nearly every correction is drawn; until a member changes."""
-        # As the indices that numpy wants: it would make them of smaller ones at each use.
-        return self._tokens(self.root).astype(np.intp), *self._branches(self.root)
-
-    @cached_property
-    def outside(self) -> NDArray[np.integer[Any]]:
-        """The target's tokens that are not in the trie: unreachable, or not met yet; until a member changes."""
-        outside = np.ones(self.lexicon.alignment.target.size, np.bool_)
-        outside[self.tokens(self.root)] = False
-        return np.flatnonzero(outside)
+    def _at_root(self) -> Branches:
+        """`branches` of the root, where nearly every correction is drawn; until a member changes."""
+        table, size = self._table, self.lexicon.alignment.target.size
+        branch = np.full(size, table.base)
+        branch[table.ids[self._member]] = table.first[self._member]
+        return Branches(np.arange(table.base), np.arange(size), branch)
 
     @property
     def root(self) -> Node:
+        """The node of all tokens of the trie."""
         return self._table.root
 
     def child(self, node: Node, symbol: int) -> Node | None:
@@ -407,30 +429,23 @@ class Trie:
         below = self._table.below(node)
         return not self._member[below.low : below.high].any()
 
-    def tokens(self, node: Node) -> NDArray[np.integer[Any]]:
+    def tokens(self, node: Node) -> Ints:
         """The known tokens at or below `node`."""
-        return self._known[0] if node.depth == 0 else self._tokens(node)
-
-    def _tokens(self, node: Node) -> Ints:
         rows = slice(node.low, node.high)
         return self._table.ids[rows][self._member[rows]]
 
-    def branches(self, node: Node) -> tuple[Ints, Ints]:
-        """What can come after `node`: its symbols, and for each token of `tokens(node)` below it, which of them.
-
-        Returns (symbols [b], counts [b]): the tokens below `node` stand symbol by symbol, `counts` of each.
-        """
-        return self._known[1:] if node.depth == 0 else self._branches(node)
-
-    def _branches(self, node: Node) -> tuple[Ints, Ints]:
-        symbols, begins = self._table.children(node)
-        if not len(symbols):
-            return symbols, begins
+    def branches(self, node: Node) -> Branches:
+        """What can come after `node`, and the tokens it leads to."""
+        if node.depth == 0:
+            return self._at_root
         below = self._table.below(node)
-        member = self._member[below.low : below.high]
-        counts = np.add.reduceat(member, begins - below.low, dtype=np.int32)
-        known = counts > 0
-        return symbols[known], counts[known]
+        column = self._table.column(below)[self._member[below.low : below.high]]
+        new = np.diff(column, prepend=-1) != 0
+        branch = np.cumsum(new) - 1
+        symbols = column[new]
+        if self.own(node) is not None:  # it stands before those that go on
+            branch = np.concatenate(([len(symbols)], branch))
+        return Branches(symbols, self.tokens(node), branch)
 
     def match(self, symbols: Sequence[int]) -> tuple[int, int]:
         """The longest known token that `symbols` begin with, and how many of them it takes."""
@@ -478,17 +493,21 @@ class Trie:
             for token in sorted(self.uses, key=lambda token: -self.uses[token])
         ]
 
-    def save(self, path: Path, *, drafter: str, target: str) -> None:
-        """Write the n-grams met and their uses; replaces the file in one step. Names are for people."""
+    def record(self, *, drafter: str, target: str) -> dict[str, Any]:
+        """The n-grams met and their uses, as JSON. Names are for people."""
         alignment = self.lexicon.alignment
         rank = {token: at for at, token in enumerate(self.uses)}
-        record = {
+        return {
             "format": _FORMAT,
             "version": _VERSION,
             "drafter": {"name": drafter, "fingerprint": alignment.draft.fingerprint},
             "target": {"name": target, "fingerprint": alignment.target.fingerprint},
             "entries": [entry | {"recency": rank[entry["token"]]} for entry in self.entries()],
         }
+
+    def save(self, path: Path, *, drafter: str, target: str) -> None:
+        """Write the record to a file, replacing it in one step."""
+        record = self.record(drafter=drafter, target=target)
         part = path.with_name(f"{path.name}.{os.getpid()}.part")
         part.write_text(json.dumps(record, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
         part.replace(path)
@@ -499,12 +518,16 @@ class Trie:
         Raises:
             NGramFileError: not such a file, a damaged one, a newer version, or one of another pair.
         """
-        record = read_ngrams(path)
+        self.insert_record(read_ngrams(path), path)
+
+    def insert_record(self, record: Any, source: str | Path) -> None:
+        """Know the n-grams of a record too; `source` says in errors where it is from. Errors as for `load`."""
+        _check(record, source)
         alignment = self.lexicon.alignment
         for side, vocab in (("drafter", alignment.draft), ("target", alignment.target)):
             if record[side]["fingerprint"] != vocab.fingerprint:
                 raise NGramFileError(
-                    f"{path} holds n-grams of drafter {record['drafter']['name']} and target "
+                    f"{source} holds n-grams of drafter {record['drafter']['name']} and target "
                     f"{record['target']['name']}, and this {side}'s vocabulary is another; "
                     "choose another file, or load that pair"
                 )
@@ -518,24 +541,34 @@ def read_ngrams(path: Path) -> dict[str, Any]:
     """An n-gram file as it was saved; errors as in `Trie.load`."""
     try:
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise NGramFileError(f"{path} does not exist; check the name") from error
+    except (OSError, ValueError) as error:
+        raise _not_whole(path) from error
+    _check(record, path)
+    return record
+
+
+def _check(record: Any, source: str | Path) -> None:
+    """Raise NGramFileError for what is not the record of a trie."""
+    try:
         if record["format"] != _FORMAT:
             raise KeyError("format")
         if record["version"] > _VERSION:
             raise NGramFileError(
-                f"{path} was written by a newer version of omnidraft; update this one, or choose another file"
+                f"{source} was written by a newer version of omnidraft; update this one, or choose another file"
             )
         for side in ("drafter", "target"):
             record[side]["name"], record[side]["fingerprint"]
         for entry in record["entries"]:
             int(entry["token"]), int(entry["uses"]), int(entry["recency"])
             "".join([entry["text"], *entry["symbols"]])  # all of them texts
-    except FileNotFoundError as error:
-        raise NGramFileError(f"{path} does not exist; check the name") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise NGramFileError(
-            f"{path} is not a whole n-gram file; choose another, or remove it if it was one"
-        ) from error
-    return record
+    except (ValueError, KeyError, TypeError) as error:
+        raise _not_whole(source) from error
+
+
+def _not_whole(source: str | Path) -> NGramFileError:
+    return NGramFileError(f"{source} is not a whole n-gram file; choose another, or remove it if it was one")
 
 
 def export_ngrams(record: dict[str, Any], path: Path) -> None:
@@ -572,62 +605,48 @@ class SymbolLaw:
         table: Spellings,  # of the drafter
         q: Row,  # [V_draft] probabilities, up to a factor; zero for unusable tokens
         node: Node | None = None,
-        without: Ints | None = None,
     ) -> None:
-        """`node`: what is known of the draft token; `without`: symbols that are known not to be next."""
+        """`node`: what is known of the draft token."""
         self._table = table
         self._q = q
         self._node = node or table.root
-        self._without = without
         self._total = float(q.sum(dtype=np.float64)) if node is None else self._mass(self._node)
-        if without is not None:
-            self._total -= float(self._masses[without].sum())
+        self._without: NDArray[np.integer[Any]] = np.empty(
+            0, np.int32
+        )  # symbols that are known not to be next
 
     def below(self, symbol: int) -> SymbolLaw:
         """The law after `symbol`, when the draft token goes on: of the rest of its spelling."""
         return SymbolLaw(self._table, self._q, self._table.below(self._table.child(self._node, symbol)))
 
-    def without(self, symbols: Ints) -> SymbolLaw:
+    def without(self, symbols: NDArray[np.integer[Any]]) -> SymbolLaw:
         """The law given that the next symbol is none of these."""
-        return SymbolLaw(self._table, self._q, self._node, symbols)
+        law = copy.copy(self)
+        law._without = symbols
+        law._masses = self._masses.copy()
+        law._masses[symbols] = 0
+        law._total = float(law._masses.sum())
+        return law
 
     def of(self, symbol: int) -> float:
         """The probability of a symbol."""
-        if self._total <= 0 or (self._without is not None and symbol in self._without):
+        if self._total <= 0 or symbol in self._without:
             return 0.0
         return self._mass(self._table.child(self._node, symbol)) / self._total
 
-    def of_each(self, symbols: Ints) -> Row:
+    def of_each(self, symbols: NDArray[np.integer[Any]]) -> Row:
         """The probability of each symbol. [len(symbols)] float64"""
-        if self._total <= 0:
-            return np.zeros(len(symbols))
-        if self._without is None and self._node.depth == 0 and len(symbols):
-            return self._masses_of(symbols) / self._total
-        masses = self._masses
-        if self._without is not None:
-            masses = masses.copy()
-            masses[self._without] = 0
-        return masses[symbols] / self._total
-
-    def _masses_of(self, symbols: Ints) -> Row:
-        """Masses at the root of some symbols, without a look at the others; each begins some spelling."""
-        low = self._table.starts[symbols]
-        counts = self._table.starts[symbols + 1] - low
-        begins = np.cumsum(counts) - counts
-        rows = np.arange(counts.sum()) + np.repeat(low - begins, counts)
-        return np.add.reduceat(self._q.take(self._table.ids.take(rows)), begins, dtype=np.float64)
+        law: Row = self._masses[symbols] / (self._total or 1)
+        return law
 
     @cached_property
     def _masses(self) -> Row:
-        """[base]: of each symbol, whether or not it is known not to be next."""
+        """[base]: of each symbol that can be next."""
         table = self._table
+        if self._node.depth == 0:
+            return _sums(table.first_of, self._q[: len(table.first_of)], table.base + 1)[:-1]
         below = table.below(self._node)
-        symbols, begins = table.children(self._node)
-        masses = np.zeros(table.base)
-        if len(symbols):
-            q = self._q.take(table.ids[below.low : below.high])
-            masses[symbols] = np.add.reduceat(q, begins - below.low, dtype=np.float64)
-        return masses
+        return _sums(table.column(below), self._q[table.ids[below.low : below.high]], table.base)
 
     def _mass(self, node: Node) -> float:
         return float(self._q[self._table.ids[node.low : node.high]].sum(dtype=np.float64))

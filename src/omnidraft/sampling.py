@@ -13,8 +13,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from omnidraft.errors import InvalidLogitsError, OptionError
+from omnidraft.errors import InvalidLogitsError, OmniDraftError, OptionError, is_count, is_number
 from omnidraft.types import Row
+
+_TEMPERATURES = 1e-6, 1e6  # logits divided by less, or by more, leave the range of float32
 
 
 class Processor(Protocol):
@@ -50,19 +52,21 @@ class Sampling:
     def __post_init__(self) -> None:
         def check(ok: bool, name: str, must: str) -> None:
             if not ok:
-                raise OptionError(f"{name} is {getattr(self, name)}; it must be {must}")
+                raise OptionError(f"{name} is {getattr(self, name)!r}; it must be {must}")
 
-        check(math.isfinite(self.temperature) and self.temperature >= 0, "temperature", "0 or more")
-        check(self.top_k >= 0, "top_k", "0 (all) or more")
-        check(0 < self.top_p <= 1, "top_p", "above 0, at most 1")
-        check(0 <= self.min_p < 1, "min_p", "at least 0, below 1")
+        warm, low, high = self.temperature, *_TEMPERATURES
         check(
-            math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0,
-            "repetition_penalty",
-            "above 0",
+            is_number(warm) and (warm == 0 or low <= warm <= high),
+            "temperature",
+            f"a number: 0, or from {low:g} to {high:g}",
         )
-        check(math.isfinite(self.presence_penalty), "presence_penalty", "finite")
-        check(self.seed is None or self.seed >= 0, "seed", "0 or more")
+        check(is_count(self.top_k) and self.top_k >= 0, "top_k", "an integer, 0 (all) or more")
+        check(is_number(self.top_p) and 0 < self.top_p <= 1, "top_p", "a number above 0, at most 1")
+        check(is_number(self.min_p) and 0 <= self.min_p < 1, "min_p", "a number, at least 0, below 1")
+        penalty = self.repetition_penalty
+        check(is_number(penalty) and penalty > 0, "repetition_penalty", "a number above 0")
+        check(is_number(self.presence_penalty), "presence_penalty", "a finite number")
+        check(self.seed is None or (is_count(self.seed) and self.seed >= 0), "seed", "an integer, 0 or more")
 
 
 def uniform(seed: int, position: int) -> float:
@@ -78,14 +82,15 @@ def law(
     """Probabilities, up to a factor, after temperature, top-k, top-p and min-p. [V]; the largest is 1.
 
     Raises:
-        InvalidLogitsError: NaN, +inf, or nothing but -inf.
+        FloatingPointError: NaN, +inf, or nothing but -inf.
     """
     top = logits.max()  # NaN, if there is one
-    if not np.isfinite(top):
-        raise InvalidLogitsError(_INVALID)
+    if not math.isfinite(top):
+        raise FloatingPointError
     p: Row = logits - top
     if sampling.temperature != 1:
-        p /= sampling.temperature
+        with np.errstate(over="ignore"):  # a mask of -3e38 becomes -inf
+            p /= sampling.temperature
     np.exp(p, out=p)
     if sampling.top_k or sampling.top_p < 1:
         kept = _likeliest(p, sampling)
@@ -125,14 +130,14 @@ def invert(p: Row, u: float) -> int:
     Sums blocks first: a running sum over a whole row of 152k would cost more than all the rest of a draw.
 
     Raises:
-        InvalidLogitsError: the sum is not a positive number.
+        FloatingPointError: the sum is not a positive number.
     """
     whole = len(p) // _BLOCK * _BLOCK
     sums = np.append(p[:whole].reshape(-1, _BLOCK).sum(axis=1), p[whole:].sum())
     edges = np.cumsum(sums, dtype=np.float64)
     total = edges[-1]
     if not (np.isfinite(total) and total > 0):
-        raise InvalidLogitsError(_INVALID)
+        raise FloatingPointError
     block = int(np.searchsorted(edges, u * total, side="right"))
     block = min(block, int(np.flatnonzero(sums)[-1]))  # rounding may carry u * total to the very end
     inside = p[block * _BLOCK : (block + 1) * _BLOCK]
@@ -173,8 +178,13 @@ class Sampler:
         *,
         processors: Sequence[Processor] = (),
         noise: Noise | None = None,
+        target: str = "the target",
+        drafter: str = "the drafter",
     ) -> None:
-        """`size`: ids from here on only pad the rows and are never drawn. `processors` come before penalties."""
+        """`size`: ids from here on only pad the rows and are never drawn. `processors` come before penalties.
+        `target` and `drafter` are what errors call the models."""
+        self._names = target, drafter
+        self._prompt_length = len(prompt)
         self.sampling = sampling
         self.noise = noise or Noise(secrets.randbits(63) if sampling.seed is None else sampling.seed)
         self.position = 0
@@ -192,12 +202,16 @@ class Sampler:
 
         Raises:
             InvalidLogitsError: the row holds NaN, +inf, or nothing but -inf.
+            OptionError: processors made it so.
         """
         logits = self._processed(row)
-        if self.sampling.temperature == 0:
-            token = _likeliest_token(logits)
-        else:
-            token = self.noise.at(self.position, law(logits, self.sampling))
+        try:
+            if self.sampling.temperature == 0:
+                token = _likeliest_token(logits)
+            else:
+                token = self.noise.at(self.position, law(logits, self.sampling))
+        except FloatingPointError as error:
+            raise self._invalid(row) from error
         self.commit(token)
         return token
 
@@ -207,11 +221,14 @@ class Sampler:
     ) -> Row:
         """Probabilities of the answer's next token, up to a factor. [size]; errors as `draw`."""
         logits = self._processed(row)
-        if self.sampling.temperature == 0:
-            p = np.zeros_like(logits)
-            p[_likeliest_token(logits)] = 1
-            return p
-        return law(logits, self.sampling)
+        try:
+            if self.sampling.temperature == 0:
+                p = np.zeros_like(logits)
+                p[_likeliest_token(logits)] = 1
+                return p
+            return law(logits, self.sampling)
+        except FloatingPointError as error:
+            raise self._invalid(row) from error
 
     def commit(self, token: int) -> None:
         """The answer goes on with `token`."""
@@ -227,12 +244,18 @@ class Sampler:
         """A draft token for a rule that needs its law, and that law up to a factor. [V_draft]
 
         Drawn under the same temperature and filters: the closer to the target's law, the more is accepted.
+
+        Raises:
+            InvalidLogitsError: the row holds NaN, +inf, or nothing but -inf.
         """
-        if self.sampling.temperature == 0:
-            q = np.zeros_like(row)
-            q[int(row.argmax())] = 1
-        else:
-            q = law(row, self.sampling)
+        try:
+            if self.sampling.temperature == 0:
+                q = np.zeros_like(row)
+                q[_likeliest_token(row)] = 1
+            else:
+                q = law(row, self.sampling)
+        except FloatingPointError as error:
+            raise InvalidLogitsError(self._names[1], self._prompt_length + self.position) from error
         return self.noise.fresh(q), q
 
     def accepts(self, ratio: float) -> bool:
@@ -244,6 +267,16 @@ class Sampler:
         for processor in self._processors:
             logits = processor(self._tokens, logits)
         return self._penalised(logits)
+
+    def _invalid(self, row: Row) -> OmniDraftError:
+        """The error of a row from which nothing can be drawn: the model's, or that of what was done to it since."""
+        position = self._prompt_length + self.position
+        if not np.isfinite(row[: self._size].max()):
+            return InvalidLogitsError(self._names[0], position)
+        return OptionError(
+            f"after {position} tokens the logits processors or penalties leave no token that can be drawn; "
+            "change or drop them"
+        )
 
     def _penalised(self, logits: Row) -> Row:
         repetition, presence = self.sampling.repetition_penalty, self.sampling.presence_penalty
@@ -260,9 +293,6 @@ class Sampler:
 
 def _likeliest_token(logits: Row) -> int:
     token = int(logits.argmax())  # the first NaN, if there is one
-    if not np.isfinite(logits[token]):
-        raise InvalidLogitsError(_INVALID)
+    if not math.isfinite(logits[token]):
+        raise FloatingPointError
     return token
-
-
-_INVALID = "the target's logits hold NaN or infinity; load it with dtype='float32', or check that its files are whole"

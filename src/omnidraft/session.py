@@ -1,9 +1,14 @@
-"""What the loop asks of an engine, and `feed`, the only way to move a KV cache."""
+"""What the loop asks of an engine; `feed` and `write`, the only ways to move a KV cache."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from time import perf_counter
 from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from omnidraft.types import Rows, Tokens, as_tokens
 from omnidraft.vocab import Vocab
@@ -12,7 +17,7 @@ _CHUNK = 512  # tokens of a prefill pass: bounds the memory of attention and act
 
 
 class Session(Protocol):
-    """One KV cache of one model.
+    """One KV cache of one model. Engines inherit from it, for `continue_greedily`.
 
     `tokens` is what the cache holds; `seconds` is the wall time spent in passes so far.
     """
@@ -26,11 +31,45 @@ class Session(Protocol):
     def extend(self, tokens: Sequence[int], rows: int) -> Rows:
         """Append tokens in one pass; return the logits after the last `rows` of them. [rows, V] float32"""
 
+    def continue_greedily(
+        self,
+        tokens: Sequence[int],
+        k: int,
+        usable: NDArray[np.bool_],  # [V]
+        ends: Collection[int],
+    ) -> list[int]:
+        """Append tokens, and go on with the likeliest usable token each time: k of them, or to one of `ends`.
+
+        Returns what was written, its last token not in the cache yet. One call, its whole time counted in `seconds`:
+        an engine that finds the likeliest token itself hands over no rows of logits at all.
+        """
+        start, before = perf_counter(), self.seconds
+        written: list[int] = []
+        while len(written) < k and not (written and written[-1] in ends):
+            row = self.extend(written[-1:] or tokens, 1)[0]
+            token = int(row.argmax())
+            if not usable[token]:
+                token = int(np.where(usable, row, -np.inf).argmax())
+            written.append(token)
+        self.seconds = before + perf_counter() - start
+        return written
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What runs a model. `precision`: of its weights; `reason`: why it was chosen, empty where the user did."""
+
+    name: str
+    precision: str
+    device: str
+    reason: str = ""
+
 
 class Model(Protocol):
     """Weights and vocabulary. Never altered by use; any number of sessions share it."""
 
     name: str
+    engine: Engine
     context_length: int  # tokens
 
     @property
@@ -60,6 +99,28 @@ def feed(
     Raises:
         ValueError: rows is not in 1..len(tokens).
     """
+    return session.extend(_missing(session, tokens, rows), rows)
+
+
+def write(
+    session: Session,
+    tokens: Sequence[int],
+    k: int,
+    usable: NDArray[np.bool_],  # [V]
+    ends: Collection[int],
+) -> list[int]:
+    """Make the KV cache hold exactly `tokens`, as `feed` does, and let the model write on greedily.
+
+    Up to k tokens, each the likeliest usable one; none after one of `ends`. The cache then holds all but the last.
+
+    Raises:
+        ValueError: there are no tokens.
+    """
+    return session.continue_greedily(_missing(session, tokens, 1), k, usable, ends)
+
+
+def _missing(session: Session, tokens: Sequence[int], rows: int) -> Tokens[int]:
+    """Rewind the cache to what it shares with `tokens`, and append all but one last pass; the tokens of that."""
     if not 1 <= rows <= len(tokens):
         raise ValueError(f"rows is {rows}, must be in 1..{len(tokens)}")
     if not isinstance(tokens, Tokens):
@@ -71,7 +132,7 @@ def feed(
         end = min(keep + _CHUNK, len(tokens) - rows)
         session.extend(tokens[keep:end], rows=0)
         keep = end
-    return session.extend(tokens[keep:], rows)
+    return tokens[keep:]
 
 
 def _common_prefix(a: Tokens[int], b: Tokens[int]) -> int:

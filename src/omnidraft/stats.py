@@ -9,16 +9,12 @@ from omnidraft.types import Step
 
 @dataclass(slots=True)
 class Stats:
-    """What a sequence of Steps came to; counts only what was shown.
-
-    acceptance_rate: accepted / proposed target tokens, averaged over the steps that proposed something (the
-    paper's definition); None when none did. Seconds are wall time, prefill included.
-    """
+    """What a sequence of Steps came to; counts only what was shown. Seconds are wall time, prefill included."""
 
     tokens: int = 0
     steps: int = 0
     proposing_steps: int = 0
-    acceptance_sum: float = 0.0
+    acceptance_sum: float = 0.0  # of accepted / proposed, a step (the paper's definition)
     ngram_hits: int = 0  # accepted n-grams
     seconds: float = 0.0
     draft_seconds: float = 0.0
@@ -43,19 +39,22 @@ class Stats:
 
     @property
     def acceptance_rate(self) -> float | None:
+        """Accepted / proposed target tokens, averaged over the steps that proposed something; None if none did."""
         return self.acceptance_sum / self.proposing_steps if self.proposing_steps else None
 
     @property
     def tokens_per_step(self) -> float | None:
+        """Tokens of the answer a pass of the target; None before the first."""
         return self.tokens / self.steps if self.steps else None
 
     @property
     def tokens_per_second(self) -> float | None:
+        """Of wall time, prefill included; None before the first step."""
         return self.tokens / self.seconds if self.seconds else None
 
     @property
     def other_seconds(self) -> float:
-        """Everything that is not a model's pass: translation, drawing, bookkeeping."""
+        """Seconds of everything that is not a model's pass: translation, drawing, bookkeeping."""
         return self.seconds - self.draft_seconds - self.verify_seconds
 
     def as_dict(self) -> dict[str, float | int | None]:

@@ -1,4 +1,4 @@
-"""The tasks of the paper as user prompts: one template per task, test splits only."""
+"""The tasks of the paper as user prompts: one template per task, for its test and its training split alike."""
 
 from __future__ import annotations
 
@@ -6,55 +6,65 @@ import json
 from collections.abc import Callable, Iterator
 from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from omnidraft.errors import OptionError
 
 Row = dict[str, Any]
+Split = Literal["test", "train"]
+_ALPACA_TEST = 500  # rows
 
 
 def _alpaca(row: Row) -> str:
     return f"{row['instruction']}\n\n{row['input']}" if row["input"] else str(row["instruction"])
 
 
-_MBPP_TEST = range(11, 511)  # task ids of the paper's test split
+def _all(row: Row) -> bool:
+    return True
 
-# task -> (file, which of its rows are the test split, template)
-_TASKS: dict[str, tuple[str, Callable[[Row], bool], Callable[[Row], str]]] = {
+
+# task -> (file, which of its rows, by split; template)
+_Part = tuple[str, Callable[[Row], bool]]
+_TASKS: dict[str, tuple[dict[Split, _Part], Callable[[Row], str]]] = {
     "gsm8k": (
-        "gsm8k_test.jsonl",
-        lambda row: True,
+        {"test": ("gsm8k_test.jsonl", _all), "train": ("gsm8k_train.jsonl", _all)},
         lambda row: f"{row['question']}\nSolve this step by step and give the answer at the end.",
     ),
-    "mbpp": (
-        "mbpp.jsonl",
-        lambda row: row["task_id"] in _MBPP_TEST,
+    "mbpp": (  # the paper's split; its validation part trains too
+        {
+            "test": ("mbpp.jsonl", lambda row: 11 <= row["task_id"] <= 510),
+            "train": ("mbpp.jsonl", lambda row: row["task_id"] > 510),
+        },
         lambda row: f"{row['text']}\nYour code should pass this test:\n{row['test_list'][0]}",
     ),
     "humaneval": (
-        "humaneval.jsonl",
-        lambda row: True,
+        {"test": ("humaneval.jsonl", _all)},
         lambda row: f"Complete this Python function:\n```python\n{row['prompt']}```",
     ),
-    "alpaca": ("alpaca.jsonl", lambda row: True, _alpaca),
+    "alpaca": (  # has no split of its own
+        {
+            "test": ("alpaca.jsonl", lambda row: row["row"] < _ALPACA_TEST),
+            "train": ("alpaca.jsonl", lambda row: row["row"] >= _ALPACA_TEST),
+        },
+        _alpaca,
+    ),
     "xsum": (
-        "xsum_test.jsonl",
-        lambda row: True,
+        {"test": ("xsum_test.jsonl", _all), "train": ("xsum_train.jsonl", _all)},
         lambda row: f"Summarize this article in one sentence.\n\n{row['document']}",
     ),
-    "spec_bench": ("spec_bench.jsonl", lambda row: True, lambda row: str(row["turns"][0])),
+    "spec_bench": ({"test": ("spec_bench.jsonl", _all)}, lambda row: str(row["turns"][0])),
 }
 TASKS = tuple(_TASKS)
 
 
-def load_task(name: str, data: Path, limit: int) -> list[str]:
-    """The first `limit` test prompts of a task; Spec-Bench's are taken from its categories in turn.
+def load_task(name: str, data: Path, limit: int, *, split: Split = "test") -> list[str]:
+    """The first `limit` prompts of a task's split; Spec-Bench's are taken from its categories in turn.
 
     `name` is one of TASKS, read from the folder `data`, or a file of the user's own: JSON lines, each with a
     `prompt` field, or plain text with a prompt a line.
 
     Raises:
-        OptionError: an unknown task, or a file that is missing or not of this form.
+        OptionError: an unknown task or one without such a split, or a file that is missing or not of this form.
     """
     if limit < 1:
         raise OptionError(f"limit is {limit}; it must be 1 or more")
@@ -63,8 +73,12 @@ def load_task(name: str, data: Path, limit: int) -> list[str]:
         if not file.is_file():
             raise OptionError(f"unknown task {name!r}; use one of {', '.join(TASKS)}, or a file of prompts")
         return _own_prompts(file)[:limit]
-    filename, in_test_split, template = _TASKS[name]
-    rows = [row for row in _read(data / filename, name) if in_test_split(row)]
+    parts, template = _TASKS[name]
+    if split not in parts:
+        raise OptionError(f"task {name} has no {split} split; use its {' or '.join(parts)} split")
+    filename, belongs = parts[split]
+    rows = [row | {"row": i} for i, row in enumerate(_read(data / filename, name))]
+    rows = [row for row in rows if belongs(row)]
     if name == "spec_bench":
         rows = list(_in_turn(rows, key="category"))
     return [template(row) for row in islice(rows, limit)]
@@ -73,11 +87,26 @@ def load_task(name: str, data: Path, limit: int) -> list[str]:
 def _read(file: Path, task: str) -> list[Row]:
     if not file.is_file():
         raise OptionError(f"task {task} needs {file}, which does not exist; pass its folder with --data")
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    try:
+        return [json.loads(line) for line in _lines(file)]
+    except ValueError as error:
+        raise OptionError(f"{file} is damaged ({error}); get the task's data again") from error
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        # Not `splitlines`: JSON strings may hold a line separator, U+2028.
+        return [line for line in file.read_text(encoding="utf-8").split("\n") if line.strip()]
+    except UnicodeDecodeError as error:
+        raise OptionError(f"{file} is not UTF-8 text; convert it, or name another file") from error
+    except OSError as error:
+        raise OptionError(
+            f"{file} cannot be read ({error.strerror or error}); change its permissions, or name another file"
+        ) from error
 
 
 def _own_prompts(file: Path) -> list[str]:
-    lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    lines = _lines(file)
     if not lines:
         raise OptionError(f"{file} holds no prompts; write one a line")
     if file.suffix != ".jsonl":

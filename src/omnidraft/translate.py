@@ -110,7 +110,9 @@ class TextTranslator:
         data = self.alignment.draft.decode(tokens)
         complete = _complete_characters(data) if not special else data
         text = self._propose(context, complete or data)
-        return Proposal((*text, *special) if self.alignment.target.decode(text) == data else tuple(text))
+        if special and self.alignment.target.decode(text) == data:
+            text += special
+        return Proposal(tuple(text))
 
     def observe(self, tokens: Sequence[int], proposal: Proposal, accepted: int) -> None:
         """Nothing to learn: the tokenizer knows all."""
@@ -119,10 +121,10 @@ class TextTranslator:
         target = self.alignment.target
         keep, tokens = retokenise(target, context, data)
         tail = list(context[keep:])
-        if tokens[: len(tail)] == tail:
-            tokens = tokens[len(tail) :]
-        else:  # the canonical spelling would have begun inside the context
-            tokens = target.encode_bytes(data)
+        if tail:
+            if tokens[: len(tail)] == tail:
+                return tokens[len(tail) :]
+            tokens = target.encode_bytes(data)  # the canonical spelling would have begun inside the context
         # Bytes the target cannot spell end the proposal: what follows them would stand in the wrong place.
         spelled = 0
         for i, token in enumerate(tokens):

@@ -5,6 +5,7 @@ m        proposed target tokens after translation
 n        accepted target tokens, 0 <= n <= m
 symbol   a token that both vocabularies have, byte for byte: what n-grams and splits are spelled in
 V_draft  width of the drafter's logits;  V_target  width of the target's
+
 Token ids are `list[int]`, `tuple[int, ...]`, or `Tokens` where a sequence grows with the context; the bytes a
 token stands for are its `piece`.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -72,7 +73,8 @@ class Verdict:
 class Step:
     """One turn of the loop; the only thing that leaves it.
 
-    `tokens` is what entered the answer: the verdict's tokens, cut after a token that ends the answer.
+    `tokens` is what entered the answer: the verdict's tokens, cut after a token that ends the answer. `rows` are
+    what verification saw, raw; an engine may write over them in its next pass, so look at them at once.
     Seconds are wall time: `draft_seconds` and `verify_seconds` inside the models' passes, `seconds` in all.
     """
 
@@ -80,6 +82,9 @@ class Step:
     proposal: Proposal
     tokens: tuple[int, ...]
     accepted: int  # of `tokens`, how many were proposed
+    rows: Rows = field(
+        repr=False, compare=False
+    )  # [m + 1, V_target] the target's logits at the proposed positions
     draft_seconds: float
     verify_seconds: float
     seconds: float

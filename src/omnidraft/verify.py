@@ -115,7 +115,7 @@ class _Walk:
         child = trie.child(self._node, symbol)
         if child is None:  # STOP, if a token ends here
             own = trie.own(self._node)
-            going_on = trie.branches(self._node)[0]
+            going_on = trie.branches(self._node).symbols
             stop = float(self._p[own]) / self._mass if own is not None else 0.0
             if own is None or not self._accepts(stop, 1 - float(q.of_each(going_on).sum())):
                 return self._correct(q)
@@ -171,21 +171,15 @@ class _Walk:
 
     def _correct(self, q: SymbolLaw) -> bool:
         """Draw a symbol from norm(max(0, P - Q)), then a token at or below it in proportion to p."""
-        trie, node, p = self._trie, self._node, self._p
-        tokens = trie.tokens(node)
-        symbols, counts = trie.branches(node)
-        own = trie.own(node)
-        # One symbol more: STOP, or at the root all tokens outside the trie together, which are never drafted.
-        last = trie.outside if node.depth == 0 else tokens[: own is not None]
-        ends = np.cumsum(counts) + (own is not None)
-        masses = np.empty(len(ends) + 1)
-        masses[:-1] = np.add.reduceat(p.take(tokens), ends - counts, dtype=np.float64) if len(ends) else 0
-        masses[-1] = p.take(last).sum(dtype=np.float64)
-        of_each = q.of_each(symbols)
-        law = np.append(of_each, 1 - of_each.sum() if node.depth and own is not None else 0)
+        node, p = self._node, self._p
+        branches = self._trie.branches(node)
+        masses = branches.masses(p)
+        law = np.append(q.of_each(branches.symbols), 0)
+        if node.depth:  # STOP; at the root it is tokens outside the trie, which are never drafted
+            law[-1] = max(0.0, 1 - law.sum())
         left = np.maximum(0, masses / self._mass - law)
         chosen = self._sampler.noise.fresh(left if left.any() else masses)  # P - Q may round to nothing
-        pool = last if chosen == len(ends) else tokens[ends[chosen] - counts[chosen] : ends[chosen]]
+        pool = branches.tokens[branches.branch == chosen]
         self._settle(int(pool[self._sampler.noise.fresh(p[pool])]))
         return False
 

@@ -1,31 +1,28 @@
-"""The transformers engine: any causal language model it can load, on CPU or CUDA, in any dtype."""
+"""The transformers engine: any causal language model it can load, on CPU or CUDA, in any precision."""
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GenerationConfig,
-    PreTrainedTokenizerFast,
-)
 from transformers.cache_utils import Cache, DynamicLayer
 
-from omnidraft.errors import OptionError, VocabularyError
-from omnidraft.tekken import BOS, EOS, read_tekken
+from omnidraft import hub
+from omnidraft.backends.checkpoint import CheckpointModel
+from omnidraft.backends.loading import load_causal_lm
+from omnidraft.errors import OptionError
+from omnidraft.session import Engine, Session
 from omnidraft.types import Rows, as_tokens
-from omnidraft.vocab import Vocab
 
-DTYPES = ("auto", "float32", "bfloat16", "float16", "mixed")
+PRECISIONS = ("auto", "float32", "bfloat16", "float16", "mixed")
 _PACKED_ROWS = 8  # the batch size oneDNN lays a weight out for; any other works too
 # A smaller layer (keys and values of a small model) loses more by the call of oneDNN than packing gains.
 _PACKED_SIZE = 200_000  # weights
@@ -95,7 +92,30 @@ def _pack(module: Any, mixed: bool) -> None:
                 setattr(parent, name, _PackedLinear(child, mixed))
 
 
-class HuggingFaceSession:
+class _AdaptedLinear(torch.nn.Module):
+    """A linear layer and a LoRA adapter's part for it. Not merged: switching adapters then copies nothing, and
+    one set of weights serves any number of them."""
+
+    def __init__(self, inner: torch.nn.Module, down: Tensor, up: Tensor) -> None:
+        super().__init__()
+        self._inner = inner
+        self._down = down  # [rank, in]
+        self._up = up  # [out, rank], scaled
+
+    def forward(self, x: Tensor) -> Tensor:
+        linear = torch.nn.functional.linear
+        whole: Tensor = self._inner(x)
+        return whole + linear(linear(x, self._down), self._up)
+
+
+def _sharing(module: Any) -> Any:
+    """A module tree of its own over the same weights."""
+    twin = copy.copy(module)
+    twin._modules = {name: _sharing(child) for name, child in module._modules.items()}
+    return twin
+
+
+class HuggingFaceSession(Session):
     """One KV cache of a transformers model; see `omnidraft.session.Session`."""
 
     def __init__(self, module: Any) -> None:
@@ -138,124 +158,89 @@ class HuggingFaceSession:
         return needed
 
 
-class HuggingFaceModel:
+class HuggingFaceModel(CheckpointModel):
     """A transformers checkpoint; see `omnidraft.session.Model`.
 
     Raises:
-        OptionError: an unknown dtype, or a model whose state cannot be rewound.
+        OptionError: an unknown precision, or a model whose state cannot be rewound.
         VocabularyError: no tokenizer, or one whose tokens do not spell bytes.
+        UnsupportedModelError: not a causal language model.
+        DamagedFileError: weights that are unreadable, missing, or of another shape than config.json says.
     """
 
-    def __init__(self, folder: Path, *, name: str, dtype: str = "auto", device: str = "auto") -> None:
-        self.name = name
+    def __init__(self, folder: Path, *, name: str, precision: str = "auto", device: str = "auto") -> None:
         self.device = resolve_device(device)
-        self.dtype = resolve_dtype(dtype, self.device)
-        self.tokenizer = _load_tokenizer(folder, name)
-        self.module = AutoModelForCausalLM.from_pretrained(folder, dtype=self.dtype).to(self.device).eval()
+        self.dtype = resolve_dtype(precision, self.device)
+        super().__init__(folder, name)
+        self.module = load_causal_lm(folder, name, self.dtype).to(self.device).eval()
         self.module.requires_grad_(False)
-        self._width: int = self.module.get_output_embeddings().weight.shape[0]
         if self.device == "cpu" and self.dtype == torch.float32 and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-            _pack(self.module, mixed=dtype == "mixed")
+            _pack(self.module, mixed=precision == "mixed")
         if getattr(self.module, "_is_stateful", False):
             raise OptionError(
                 f"{name} keeps a recurrent state that cannot be rewound after a rejection; choose a model with "
                 "attention layers only"
             )
-        config = self.module.config.get_text_config()
-        self.context_length: int = getattr(config, "max_position_embeddings", None) or 2**31
-
-    @cached_property
-    def vocab(self) -> Vocab:
-        """The tokenizer's table of bytes, as wide as the model's logits."""
-        eos = self.module.generation_config.eos_token_id
-        return _read_vocab(self.tokenizer, self.name, width=self._width, eos=eos)
+        stored = "mixed" if precision == "mixed" and self.dtype == torch.float32 else str(self.dtype)
+        self.engine = Engine("transformers", stored.removeprefix("torch."), self.device)
 
     def session(self) -> HuggingFaceSession:
         """A new, empty KV cache."""
         return HuggingFaceSession(self.module)
 
-    def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """The messages through the chat template; without a template, their text in order.
+    def adapted(self, adapter: Mapping[str, NDArray[Any]], scale: float = 1.0) -> HuggingFaceModel:
+        """This model with a LoRA adapter: another Model over the same weights, which stay as they are.
+
+        `adapter`: matrices by PEFT's names, `...NAME.lora_A.weight` [rank, in] and `...NAME.lora_B.weight`
+        [out, rank]; `scale`: alpha / rank.
 
         Raises:
-            OptionError: the template refuses the messages (a role it does not know, roles out of turn).
+            OptionError: the adapter is of another model.
         """
-        if not self.tokenizer.chat_template:
-            return self.encode("\n".join(message["content"] for message in messages))
-        from jinja2 import TemplateError  # there is a template, so there is jinja
+        twin = copy.copy(self)
+        twin.module = _sharing(self.module)
+        for name, down in adapter.items():
+            if ".lora_A." not in name:
+                continue
+            path = name.split(".lora_A.")[0].removeprefix("base_model.model.")
+            parent, _, own = path.rpartition(".")
+            try:
+                inner = twin.module.get_submodule(path)
+                up = adapter[name.replace(".lora_A.", ".lora_B.")]
+                fits = (inner.in_features, inner.out_features) == (down.shape[1], up.shape[0])
+            except (AttributeError, KeyError):
+                fits = False
+            if not fits:
+                raise OptionError(
+                    f"the adapter's {path} does not fit {self.name}; choose the adapter of this drafter"
+                )
+            layer = _AdaptedLinear(inner, self._tensor(down), self._tensor(up * np.float32(scale)))
+            setattr(twin.module.get_submodule(parent), own, layer)
+        return twin
 
-        try:
-            text = self.tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True
-            )
-        except TemplateError as error:
-            raise OptionError(
-                f"{self.name}'s chat template refuses these messages ({error}); change the roles or their order"
-            ) from error
-        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
-
-    def encode(self, text: str) -> list[int]:
-        """Raw text as the model's tokenizer gives it, its own BOS included."""
-        return list(self.tokenizer(text).input_ids)
+    def _tensor(self, array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, self.dtype)
 
 
-def load_vocab(folder: Path, name: str) -> Vocab:
-    """`HuggingFaceModel.vocab` of a checkpoint whose weights are not read.
+def check(precision: str, device: str, settings: Mapping[str, str]) -> None:
+    """Refuse what `load` would, before anything is fetched.
 
     Raises:
-        VocabularyError: as for `HuggingFaceModel`.
+        OptionError: an unknown precision or device, or a setting: this engine has none.
     """
-    tokenizer = _load_tokenizer(folder, name)
-    try:
-        generation = GenerationConfig.from_pretrained(folder)
-    except OSError:  # a checkpoint may lack that file; then, as for a model, its config says the same
-        generation = GenerationConfig.from_pretrained(
-            folder, config_file_name="config.json", _from_model_config=True
-        )
-    width = AutoConfig.from_pretrained(folder).get_text_config().vocab_size  # rows of the output embedding
-    return _read_vocab(tokenizer, name, width=width, eos=generation.eos_token_id)
+    resolve_dtype(precision, resolve_device(device))
+    if settings:
+        raise OptionError(f"engine transformers has no setting {next(iter(settings))!r}; leave it out")
 
 
-def _load_tokenizer(folder: Path, name: str) -> Any:
-    """The folder's tokenizer.json, or what its other files (Tekken, SentencePiece, tiktoken, BERT) convert to."""
-    try:
-        if (folder / "tekken.json").is_file() and not (folder / "tokenizer.json").is_file():
-            return _load_tekken(folder)
-        return AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError, ImportError) as error:
-        raise VocabularyError(
-            f"{name} has no tokenizer that transformers can load ({str(error).strip().splitlines()[0]}); "
-            "put the model's tokenizer.json beside its weights"
-        ) from error
-
-
-def _load_tekken(folder: Path) -> Any:
-    """transformers converts the file too, but only where mistral-common is installed."""
-    template = folder / "chat_template.jinja"
-    return PreTrainedTokenizerFast(
-        tokenizer_object=read_tekken(folder / "tekken.json"),
-        bos_token=BOS,
-        eos_token=EOS,
-        chat_template=template.read_text(encoding="utf-8") if template.is_file() else None,
-    )
-
-
-def _read_vocab(tokenizer: Any, name: str, *, width: int, eos: int | list[int] | None) -> Vocab:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        raise VocabularyError(
-            f"{name} has a tokenizer that transformers cannot convert ({type(tokenizer).__name__}); "
-            "put its tokenizer.json beside the weights"
-        )
-    listed = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
-    own = tokenizer.eos_token_id
-    return Vocab(
-        backend,
-        width=width,
-        # Not `bos_token_id`: many families name a BOS and yet begin without one.
-        bos=next(iter(tokenizer("").input_ids), None),
-        eos=[*([own] if own is not None else []), *listed],
-    )
+def load(
+    name: str, *, precision: str, device: str, drafts: bool, settings: Mapping[str, str]
+) -> HuggingFaceModel:
+    """The model of that name; `auto` precision is `mixed` for one that drafts. Errors as in `check` and `hub.pull`."""
+    check(precision, device, settings)
+    if precision == "auto" and drafts:
+        precision = "mixed"
+    return HuggingFaceModel(hub.pull(name), name=name, precision=precision, device=device)
 
 
 def resolve_device(device: str) -> str:
@@ -274,21 +259,21 @@ def resolve_device(device: str) -> str:
     return device
 
 
-def resolve_dtype(dtype: str, device: str) -> torch.dtype:
+def resolve_dtype(precision: str, device: str) -> torch.dtype:
     """`auto` is bfloat16 where the machine multiplies it in hardware, else float32.
 
     `mixed` is for drafters: bfloat16 on such a machine; elsewhere float32, except that passes over a single token,
     which is what drafting consists of, read weights in bfloat16. A target's passes must all round alike.
 
     Raises:
-        OptionError: an unknown dtype.
+        OptionError: an unknown precision.
     """
-    if dtype not in DTYPES:
-        raise OptionError(f"unknown dtype {dtype!r}; use one of {', '.join(DTYPES)}")
-    if dtype in ("auto", "mixed"):
+    if precision not in PRECISIONS:
+        raise OptionError(f"unknown precision {precision!r}; use one of {', '.join(PRECISIONS)}")
+    if precision in ("auto", "mixed"):
         fast = torch.cuda.is_bf16_supported() if device.startswith("cuda") else _cpu_has_bfloat16()
-        dtype = "bfloat16" if fast else "float32"
-    resolved: torch.dtype = getattr(torch, dtype)
+        precision = "bfloat16" if fast else "float32"
+    resolved: torch.dtype = getattr(torch, precision)
     return resolved
 
 

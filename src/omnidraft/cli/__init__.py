@@ -1,44 +1,96 @@
 """The command line.
 
-What needs numpy, torch or transformers is imported inside the commands: help and usage errors come at once.
+What needs numpy, torch or transformers is imported inside the commands, and a command's module when the command is
+asked for: help and usage errors come at once.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from omnidraft import __version__
-from omnidraft.cli.answer import chat, generate
-from omnidraft.cli.common import out
-from omnidraft.cli.compare import bench, demo
-from omnidraft.cli.models import models_app, pull
-from omnidraft.cli.steps import explain
-from omnidraft.cli.vocabularies import align, ngrams_app
+from omnidraft.cli.common import example
 from omnidraft.errors import OmniDraftError
 
 __all__ = ["app", "main"]
 
+_INTERRUPTED = 130  # as a shell has it: 128 + SIGINT
 _UsageError: Any = typer.BadParameter.__base__
 
+# In the order of --help: the module that has a command, or an app of several, and an example of a single one.
+_COMMANDS = {
+    "pull": ("models", "pull", "omnidraft pull smollm2-135m"),
+    "generate": ("answer", "generate", 'omnidraft generate --target qwen2.5-coder-0.5b "What is 12 * 12?"'),
+    "chat": ("answer", "chat", 'omnidraft chat --target qwen2.5-coder-0.5b --system "Be brief."'),
+    "bench": (
+        "compare",
+        "bench",
+        "omnidraft bench --target qwen2.5-coder-0.5b --task mbpp --data DIR --limit 3",
+    ),
+    "demo": ("compare", "demo", "omnidraft demo --target qwen2.5-coder-1.5b"),
+    "align": (
+        "vocabularies",
+        "align",
+        "omnidraft align --drafter smollm2-135m --target qwen2.5-coder-0.5b",
+    ),
+    "explain": (
+        "steps",
+        "explain",
+        'omnidraft explain --target qwen2.5-coder-0.5b --method prefill "Write a haiku."',
+    ),
+    "models": ("models", "models_app", ""),
+    "ngrams": ("vocabularies", "ngrams_app", ""),
+    "profile": ("profiles", "profile_app", ""),
+}
+
+
+class _Commands(TyperGroup):
+    """The commands, each made when it is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, name, epilog = _COMMANDS[cmd_name]
+        found = getattr(import_module(f"omnidraft.cli.{module}"), name)
+        if isinstance(found, typer.Typer):
+            group = get_command(found)
+            group.name = cmd_name
+            return group
+        single = typer.Typer(add_completion=False, rich_markup_mode=None)
+        single.command(cmd_name, epilog=example(epilog))(found)
+        return get_command(single)
+
+    def get_help_option(self, ctx: Any) -> Any:
+        option = super().get_help_option(ctx)
+        if option:
+            option.default = (
+                False  # typer would load pydantic, which takes longer than all the rest, to read None
+            )
+        return option
+
+
 app = typer.Typer(
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for _command in (pull, generate, chat, bench, demo, align, explain):  # as --help lists them
-    app.command()(_command)
-app.add_typer(models_app, name="models")
-app.add_typer(ngrams_app, name="ngrams")
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        out.print(__version__)
+        print(__version__)
         raise typer.Exit
 
 
@@ -67,10 +119,12 @@ def main() -> NoReturn:
     except _UsageError as error:
         _fail(f"{error.format_message().rstrip('.')}; see `omnidraft --help`")
     except (KeyboardInterrupt, typer.Abort):
-        sys.exit(130)
+        code = _INTERRUPTED
     except BrokenPipeError:  # the reader of our output went away
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    if code == _INTERRUPTED:  # typer turns a Ctrl-C inside a command into this code, and says nothing
+        print("error: interrupted; what was finished is kept, so run it again to go on", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
 
 

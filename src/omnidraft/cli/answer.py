@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from omnidraft.cli.common import err, load, ngrams_kept, read_prompt
+from omnidraft.cli.common import engines, err, load, ngrams_kept, read_prompt
 from omnidraft.cli.options import (
     Device,
+    DrafterEngine,
     DrafterName,
-    Dtype,
+    DrafterPrecision,
+    Engine,
     K,
     MaxTokens,
     MethodName,
@@ -20,11 +22,13 @@ from omnidraft.cli.options import (
     NGramCapacity,
     NGramEviction,
     NGrams,
+    Precision,
     PresencePenalty,
     Prompt,
     Raw,
     RepetitionPenalty,
     Seed,
+    Settings,
     Splits,
     Target,
     Temperature,
@@ -68,8 +72,12 @@ def generate(
     ngrams: NGrams = None,
     ngram_capacity: NGramCapacity = None,
     ngram_eviction: NGramEviction = "lfu",
-    dtype: Dtype = "auto",
+    engine: Engine = "auto",
+    drafter_engine: DrafterEngine = "auto",
+    precision: Precision = "auto",
+    drafter_precision: DrafterPrecision = "auto",
     device: Device = "auto",
+    settings: Settings = None,
 ) -> None:
     """Answer one prompt."""
     prompt = read_prompt(prompt)
@@ -91,8 +99,9 @@ def generate(
         json_schema=_schema(json_schema),
     )
     limits = {"ngram_capacity": ngram_capacity, "ngram_eviction": ngram_eviction}
+    where = engines(engine, drafter_engine, precision, drafter_precision, device, settings)
     with ngrams_kept(ngrams, options) as ready:
-        model = load(target, drafter, dtype, device, options, **limits)
+        model = load(target, drafter, options, **where, **limits)
         ready(model)
         _answer(model, prompt, options, as_json)
 
@@ -104,7 +113,7 @@ def _schema(path: Path | None) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise OptionError(f"{path} cannot be read ({error.strerror}); check its name") from error
-    except ValueError as error:
+    except ValueError as error:  # UnicodeDecodeError is one too
         raise OptionError(f"{path} is not JSON ({error}); give a file with a JSON schema") from error
 
 
@@ -115,7 +124,7 @@ def _answer(model: OmniDraft, prompt: str, options: dict[str, Any], as_json: boo
             "text": answer.text,
             "tokens": list(answer.tokens),
             "finish_reason": answer.finish_reason,
-            "stats": answer.stats.as_dict(),
+            "stats": answer.stats.as_dict() | {"engines": model.engines},
         }
         print(json.dumps(record, ensure_ascii=False))
         return
@@ -141,8 +150,12 @@ def chat(
     ngrams: NGrams = None,
     ngram_capacity: NGramCapacity = None,
     ngram_eviction: NGramEviction = "lfu",
-    dtype: Dtype = "auto",
+    engine: Engine = "auto",
+    drafter_engine: DrafterEngine = "auto",
+    precision: Precision = "auto",
+    drafter_precision: DrafterPrecision = "auto",
     device: Device = "auto",
+    settings: Settings = None,
 ) -> None:
     """Talk with a model. /stats shows the counts, /reset forgets the conversation, Ctrl-C stops an answer."""
     options: dict[str, Any] = dict(
@@ -156,8 +169,9 @@ def chat(
         max_tokens=max_tokens,
     )
     limits = {"ngram_capacity": ngram_capacity, "ngram_eviction": ngram_eviction}
+    where = engines(engine, drafter_engine, precision, drafter_precision, device, settings)
     with ngrams_kept(ngrams, options) as ready:
-        model = load(target, drafter, dtype, device, options, **limits)
+        model = load(target, drafter, options, **where, **limits)
         ready(model)
         _converse(model, system, options)
 

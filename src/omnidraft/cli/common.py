@@ -20,11 +20,22 @@ out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
+def example(command: str) -> str:
+    """A command's epilog in --help."""
+    return f"\b\nExample:\n  {command}"  # after \b lines are kept as they are
+
+
 def read_prompt(prompt: str) -> str:
     """The prompt of the command line; - stands for standard input."""
-    prompt = sys.stdin.read() if prompt == "-" else prompt
+    from omnidraft.engine import check_text
+
+    try:
+        prompt = sys.stdin.read() if prompt == "-" else prompt
+    except UnicodeDecodeError as error:
+        raise OptionError("standard input is not UTF-8 text; convert it first") from error
     if not prompt:
         raise OptionError("the prompt is empty; give some text")
+    check_text(prompt)
     return prompt
 
 
@@ -41,15 +52,39 @@ def check_writable(path: Path) -> None:
         raise OptionError(f"{path} cannot be written; create its folder or choose another")
 
 
-def load(
-    target: str, drafter: str, dtype: str, device: str, options: dict[str, Any], **loading: Any
-) -> OmniDraft:
+def load(target: str, drafter: str, options: dict[str, Any], **loading: Any) -> OmniDraft:
     """Load a target, and the drafter if the method has one; bad options are refused before."""
-    from omnidraft import engine
+    from omnidraft import loading as by_name
 
     check_options(options)
     plain = options.get("method") == "plain"
-    return engine.load(target, None if plain else drafter, dtype=dtype, device=device, **loading)
+    return by_name.load(target, None if plain else drafter, **loading)
+
+
+def engines(
+    engine: str,
+    drafter_engine: str,
+    precision: str,
+    drafter_precision: str,
+    device: str,
+    settings: list[str] | None,
+) -> dict[str, Any]:
+    """The options of `omnidraft.load` that say what runs the models."""
+    own: dict[str, dict[str, str]] = {}
+    for setting in settings or ():
+        name, equals, value = setting.partition("=")
+        of, dot, name = name.partition(".")
+        if not (equals and dot):
+            raise OptionError(f"setting {setting!r} is not of the form ENGINE.NAME=VALUE; write it so")
+        own.setdefault(of, {})[name] = value
+    return dict(
+        engine=engine,
+        drafter_engine=drafter_engine,
+        precision=precision,
+        drafter_precision=drafter_precision,
+        device=device,
+        settings=own,
+    )
 
 
 @contextmanager

@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from omnidraft.cli.common import check_options, check_writable, err, load, out
+from omnidraft.cli.common import check_options, check_writable, engines, err, load, out
 from omnidraft.cli.options import (
     Device,
+    DrafterEngine,
     DrafterName,
-    Dtype,
+    DrafterPrecision,
     Engine,
     K,
     MaxTokens,
+    Precision,
     Seed,
+    Settings,
     Target,
     Temperature,
     TopP,
@@ -28,7 +31,6 @@ from omnidraft.errors import OptionError
 
 if TYPE_CHECKING:
     from omnidraft.decode import Chunk
-    from omnidraft.engine import OmniDraft
 
 _COLOURS = {"drafted": "green", "correction": "yellow", "free": "cyan"}
 
@@ -52,10 +54,13 @@ def bench(
     seed: Seed = 0,
     max_tokens: MaxTokens = 64,
     repeat: Annotated[int, typer.Option(help="Repeats of everything; speeds are medians.")] = 1,
-    engine: Engine = "auto",
     as_json: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
-    dtype: Dtype = "auto",
+    engine: Engine = "auto",
+    drafter_engine: DrafterEngine = "auto",
+    precision: Precision = "auto",
+    drafter_precision: DrafterPrecision = "auto",
     device: Device = "auto",
+    settings: Settings = None,
 ) -> None:
     """Compare methods on the same prompts, interleaved in one run."""
     from omnidraft import bench as benchmark
@@ -73,7 +78,8 @@ def bench(
         check_writable(as_json)
     for method in chosen:
         check_options(options | benchmark.method_options(method))
-    model = load(target, drafter, dtype, device, options, engine=engine)
+    where = engines(engine, drafter_engine, precision, drafter_precision, device, settings)
+    model = load(target, drafter, options, **where)
     with _progress(len(chosen) * repeat * sum(map(len, prompts.values()))) as advance:
         runs = benchmark.run(
             model.target,
@@ -89,7 +95,7 @@ def bench(
     if as_json:
         record = {
             "provenance": provenance()
-            | {"target": target, "drafter": drafter, "dtype": _dtype(model), **options},
+            | {"target": target, "drafter": drafter, "engines": model.engines, **options},
             "rows": rows,
             "answers": benchmark.answers(runs),
         }
@@ -101,17 +107,25 @@ def demo(
     drafter: DrafterName = "smollm2-135m",
     k: K = 4,
     max_tokens: MaxTokens = 48,
-    dtype: Dtype = "auto",
+    engine: Engine = "auto",
+    drafter_engine: DrafterEngine = "auto",
+    precision: Precision = "auto",
+    drafter_precision: DrafterPrecision = "auto",
     device: Device = "auto",
+    settings: Settings = None,
 ) -> None:
     """Answer ten prompts, coloured by where each piece came from, and compare the methods."""
     from omnidraft import bench as benchmark
     from omnidraft.demo import PROMPTS
 
     options: dict[str, Any] = dict(k=k, max_tokens=max_tokens)
-    model = load(target, drafter, dtype, device, options)
+    where = engines(engine, drafter_engine, precision, drafter_precision, device, settings)
+    model = load(target, drafter, options, **where)
     legend = "  ".join(f"[{colour}]{name}[/]" for name, colour in _COLOURS.items())
-    out.print(f"[bold]{target}[/] with drafter [bold]{drafter}[/], {_dtype(model)}, k = {k}: {legend}")
+    out.print(f"[bold]{target}[/] with drafter [bold]{drafter}[/], k = {k}: {legend}")
+    for role, its in model.engines.items():
+        reason = f" ({its['reason']})" if its["reason"] else ""
+        out.print(f"[dim]{role}: {its['name']}, {its['precision']}, {its['device']}{reason}[/]")
     out.print("[dim]Each prompt is answered by every method in turn; what you see is `text`.[/]")
     shown: set[str] = set()
 
@@ -152,10 +166,6 @@ def _results_table(rows: Sequence[dict[str, Any]]) -> Table:
             same,
         )
     return table
-
-
-def _dtype(model: OmniDraft) -> str:
-    return str(getattr(model.target, "dtype", "")).removeprefix("torch.")
 
 
 @contextmanager

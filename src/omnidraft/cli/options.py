@@ -35,8 +35,16 @@ NGrams = Annotated[
 NGramCapacity = Annotated[int | None, typer.Option(help="N-grams kept at most.")]
 NGramEviction = Annotated[str, typer.Option(help="Which n-grams go first: lfu or lru.")]
 Raw = Annotated[bool, typer.Option("--raw", help="Do not put the prompt through the chat template.")]
-Dtype = Annotated[
-    str, typer.Option(help="auto, float32, bfloat16 or float16; under auto a drafter is mixed.")
+Precision = Annotated[
+    str, typer.Option(help="auto, float32, bfloat16, float16, int8, int4: what the engine has.")
+]
+DrafterPrecision = Annotated[
+    str, typer.Option(help="The drafter's, if another; also mixed, with transformers.")
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
-Engine = Annotated[str, typer.Option(help="auto or transformers.")]
+Engine = Annotated[str, typer.Option(help="What runs the models: auto, transformers, openvino, llamacpp.")]
+DrafterEngine = Annotated[str, typer.Option(help="What runs the drafter, if another.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="A setting of an engine: openvino.KV_CACHE_PRECISION=f32; may be repeated."),
+]

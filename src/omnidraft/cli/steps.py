@@ -7,17 +7,21 @@ from typing import Annotated, Any
 
 import typer
 
-from omnidraft.cli.common import check_writable, load, out, read_prompt
+from omnidraft.cli.common import check_writable, engines, load, out, read_prompt
 from omnidraft.cli.options import (
     Device,
+    DrafterEngine,
     DrafterName,
-    Dtype,
+    DrafterPrecision,
+    Engine,
     K,
     MaxTokens,
     MethodName,
+    Precision,
     Prompt,
     Raw,
     Seed,
+    Settings,
     Splits,
     Target,
     Temperature,
@@ -40,8 +44,12 @@ def explain(
     only: Annotated[int | None, typer.Option("--step", help="This step only, counted from 1.")] = None,
     to_svg: Annotated[Path | None, typer.Option("--svg", help="Write the pictures here too.")] = None,
     raw: Raw = False,
-    dtype: Dtype = "auto",
+    engine: Engine = "auto",
+    drafter_engine: DrafterEngine = "auto",
+    precision: Precision = "auto",
+    drafter_precision: DrafterPrecision = "auto",
     device: Device = "auto",
+    settings: Settings = None,
 ) -> None:
     """Show how an answer came about, step by step: what was drafted, proposed, accepted and corrected."""
     from omnidraft import picture
@@ -63,7 +71,8 @@ def explain(
         max_tokens=max_tokens,
         raw=raw,
     )
-    model = load(target, drafter, dtype, device, options)
+    where = engines(engine, drafter_engine, precision, drafter_precision, device, settings)
+    model = load(target, drafter, options, **where)
     shown = []
     steps = 0
     for drawn in picture.explain(model, prompt, **options):

@@ -10,14 +10,16 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from omnidraft.cli.common import check_writable, out
+from omnidraft.cli.common import check_writable, example, out
 from omnidraft.cli.options import DrafterName, Target
 from omnidraft.errors import OptionError
 
 if TYPE_CHECKING:
     from omnidraft.align import Report
 
-ngrams_app = typer.Typer(no_args_is_help=False, rich_markup_mode=None, help="Look into files of n-grams.")
+ngrams_app = typer.Typer(
+    no_args_is_help=False, add_completion=False, rich_markup_mode=None, help="Look into files of n-grams."
+)
 
 NGramFile = Annotated[Path, typer.Argument(help="A file written by --ngrams.")]
 
@@ -94,7 +96,7 @@ def _report_table(report: Report, text_name: str) -> Table:
     return table
 
 
-@ngrams_app.command("show")
+@ngrams_app.command("show", epilog=example("omnidraft ngrams show FILE --limit 10"))
 def show_ngrams(
     file: NGramFile,
     limit: Annotated[int, typer.Option(help="Rows at most, the most used first.")] = 40,
@@ -131,7 +133,7 @@ def _quoted(text: str) -> str:
     return f"'{visible(text)}'"
 
 
-@ngrams_app.command("export")
+@ngrams_app.command("export", epilog=example("omnidraft ngrams export FILE OUT.csv"))
 def export(
     file: NGramFile,
     to: Annotated[Path, typer.Argument(metavar="OUT", help="CSV if it ends in .csv, else JSON lines.")],

@@ -1,0 +1,1 @@
+"""Learning while it works: the drafter is trained on what verification already knows (docs/learning.md)."""

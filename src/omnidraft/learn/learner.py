@@ -1,0 +1,334 @@
+"""Learning from a user's own traffic: answers in, a better drafter out; between requests, or while nothing is asked.
+
+An update never changes a step in progress: it makes another Model over the same weights, which the next request
+drafts with, its KV cache fed again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from time import perf_counter
+from typing import Any, Literal, Protocol, cast, get_args
+
+import numpy as np
+
+from omnidraft.errors import OptionError
+from omnidraft.hub import weights_fingerprint
+from omnidraft.learn.guard import Guard
+from omnidraft.learn.profile import Arrays, Document, Part, Profile, ProfileKey, ProfileStore
+from omnidraft.learn.replay import Replay, pack, unpack
+from omnidraft.learn.traces import Trace, Tracer
+from omnidraft.learn.trainer import Trainer, Training, Update, adapter_document
+from omnidraft.ngrams import Trie
+from omnidraft.session import Model
+
+When = Literal["off", "between", "idle"]
+_REPLAY = 64 << 20  # bytes
+_SAVE_EVERY = 30.0  # seconds; what a crash can lose
+
+_log = logging.getLogger(__name__)
+
+
+class Adaptable(Model, Protocol):
+    """A drafter that can be adapted: `adapted` gives another Model over the same weights."""
+
+    folder: Any
+
+    def adapted(self, adapter: Any, scale: float = 1.0) -> Model:
+        """See `omnidraft.backends.huggingface.HuggingFaceModel.adapted`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Learning:
+    """When and how to learn.
+
+    when: `between` requests, right after an answer is out; `idle`, in the background, which yields at once when a
+    request comes; or `off`, when a profile is used as it is. budget: the share of wall time that learning may take
+    under `between`. held_out: every so many answers one is never trained on, and judges the others.
+
+    Raises:
+        OptionError: a value outside its range.
+    """
+
+    when: When = "between"
+    budget: float = 0.3
+    held_out: int = 10
+    training: Training = field(default_factory=Training)
+
+    def __post_init__(self) -> None:
+        if self.when not in get_args(When):
+            raise OptionError(f"unknown learn {self.when!r}; use one of {', '.join(get_args(When))}")
+        if not 0 < self.budget <= 1:
+            raise OptionError(f"budget is {self.budget}; it is a share of the time, above 0 and at most 1")
+        if self.held_out < 2:
+            raise OptionError(f"held_out is {self.held_out}; it must be 2 or more")
+
+
+@dataclass(slots=True)
+class Account:
+    """What learning has come to so far; saved with the profile."""
+
+    answers: int = 0
+    held_out: int = 0
+    untraced: int = 0  # answers that the drafter's vocabulary cannot spell
+    positions: int = 0  # draft tokens with a teacher
+    skipped_positions: int = 0  # without one
+    updates: int = 0
+    skipped_updates: int = 0  # not finite
+    reverted: int = 0
+    loss: float | None = None  # of the last update, nats a position
+    seconds: float = 0.0  # of learning, all of it
+
+
+class Learner:
+    """One profile that learns: which Model drafts now, and what was seen since."""
+
+    def __init__(
+        self,
+        drafter: Adaptable,
+        trie: Trie,  # the pair's, with every n-gram
+        learning: Learning,
+        *,
+        store: ProfileStore | None = None,
+        key: ProfileKey | None = None,
+        on_update: Callable[[Update], None] = lambda update: None,
+    ) -> None:
+        """`store` and `key`: where to go on from, and to save; without them all is forgotten at the end."""
+        self.learning = learning
+        self.account = Account()
+        self.drafter: Model = drafter
+        self.problem: str | None = None  # with the profile, in words
+        self.on_update = on_update
+        self._base = drafter
+        self._trie = trie
+        self._store, self._key = store, key
+        self._trainer: Trainer | None = None
+        self._fresh: list[Trace] = []  # seen, and not trained on yet
+        self._replay = Replay(_REPLAY)
+        self._guard = Guard()
+        self._adapter: dict[str, Any] = {}
+        self._optimizer: dict[str, Any] = {}
+        self._started = perf_counter()
+        self._saved = perf_counter()
+        self._update_seconds = 0.0  # of the last update
+        self._turn = threading.Condition()
+        self._asked = 0  # requests under way
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        if store and key:
+            self._restore(store.open(key))
+        if learning.when == "idle":
+            self._thread = threading.Thread(target=self._idle, name="omnidraft-learning", daemon=True)
+            self._thread.start()
+
+    # What a request does
+
+    @contextlib.contextmanager
+    def request(self, prompt: Sequence[int]) -> Iterator[Tracer | None]:
+        """Around one answer: its Steps go into the tracer. None when nothing is learned."""
+        if self.learning.when == "off":
+            yield None
+            return
+        with self._turn:
+            self._asked += 1
+        tracer = Tracer(self._trie, prompt)
+        whole = False
+        try:
+            yield tracer
+            whole = True
+        finally:
+            start = perf_counter()
+            self._take(tracer)
+            self.account.seconds += perf_counter() - start
+            with self._turn:
+                self._asked -= 1
+                self._turn.notify_all()
+            if self.learning.when == "between" and whole:
+                self._between()
+
+    def _take(self, tracer: Tracer) -> None:
+        trace = tracer.trace()
+        account = self.account
+        if trace is None:
+            account.untraced += 1
+            return
+        account.answers += 1
+        account.positions += len(trace.positions)
+        account.skipped_positions += int(trace.skipped[0])
+        if account.answers % self.learning.held_out == 0:
+            account.held_out += 1
+            self._guard.keep(trace, self._trainer)
+            return
+        with self._turn:
+            self._fresh.append(trace)
+            self._replay.add(trace)
+
+    def _between(self) -> None:
+        elapsed = perf_counter() - self._started
+        while self._ready() and self.account.seconds + self._update_seconds <= self.learning.budget * elapsed:
+            self.update()
+            elapsed = perf_counter() - self._started
+
+    def _idle(self) -> None:
+        while True:
+            with self._turn:
+                self._turn.wait_for(lambda: self._closing or (not self._asked and self._ready()))
+                if self._closing:
+                    return
+            try:
+                self.update()
+            except Exception:
+                _log.exception("learning has stopped; answers are not affected")
+                return
+
+    def _ready(self) -> bool:
+        return len(self._fresh) >= self.learning.training.batch and not self._guard.paused
+
+    def _yield(self) -> None:
+        """In the background: wait while a request is under way."""
+        with self._turn:
+            self._turn.wait_for(lambda: self._closing or not self._asked)
+            if self._closing:
+                raise _Closing
+
+    # What learning does
+
+    def update(self) -> Update | None:
+        """One step of the optimiser on what was seen last; None when nothing was."""
+        with self._turn:
+            batch = self._fresh[: self.learning.training.batch]
+        if not batch:
+            return None
+        start = perf_counter()
+        trainer = self._training()
+        try:
+            update = trainer.update(batch)
+        except _Closing:
+            return None
+        with self._turn:
+            del self._fresh[: len(batch)]
+        account = self.account
+        account.updates += not update.skipped
+        account.skipped_updates += update.skipped
+        account.loss = update.loss
+        if not update.skipped:
+            self._adapter, self._optimizer = trainer.weights(), trainer.optimizer()
+            if self._guard.objects(trainer):
+                account.reverted += 1
+                self._adapter = self._guard.best
+                trainer.load(self._adapter)
+                trainer.forget_moments()
+                self._optimizer = {}
+                _log.warning("held-out answers were drafted worse: the last good adapter is back")
+            self.drafter = self._base.adapted(self._adapter)
+        self._update_seconds = perf_counter() - start
+        account.seconds += self._update_seconds
+        self.on_update(update)
+        if perf_counter() - self._saved > _SAVE_EVERY:
+            self.save()
+        return update
+
+    def _training(self) -> Trainer:
+        if self._trainer is None:
+            gate = self._yield if self.learning.when == "idle" else None
+            self._trainer = Trainer(self._base.folder, self._trie.lexicon, self.learning.training, gate=gate)
+            if self._adapter:
+                self._trainer.load(self._adapter)
+                self._trainer.load_optimizer(self._optimizer)
+            self._guard.best = self._trainer.weights()
+        return self._trainer
+
+    # The profile
+
+    def _restore(self, profile: Profile) -> None:
+        self.problem = profile.problem
+        if "adapter_model" in profile:
+            self._adapter = {name: np.array(array) for name, array in profile.arrays("adapter_model").items()}
+            self.drafter = self._base.adapted(self._adapter)
+        if "optimizer" in profile:
+            self._optimizer = {name: np.array(array) for name, array in profile.arrays("optimizer").items()}
+        if "replay" in profile:
+            self._replay = Replay(_REPLAY, unpack(profile.arrays("replay")))
+        if "held_out" in profile:
+            self._guard.traces.extend(unpack(profile.arrays("held_out")))
+        if "statistics" in profile:
+            known = {
+                entry: value
+                for entry, value in profile.document("statistics").items()
+                if hasattr(Account, entry)
+            }
+            self.account = Account(**known)
+
+    def save(self) -> None:
+        """Write the profile; does nothing without a store.
+
+        Raises:
+            ProfileError: it cannot be written; what was saved before stays.
+        """
+        self._saved = perf_counter()
+        if self._store is None or self._key is None:
+            return
+        parts: dict[str, Part | None] = {
+            "replay": Arrays(pack(self._replay), text=True),
+            "held_out": Arrays(pack(self._guard.traces), text=True),
+            "statistics": Document(asdict(self.account)),
+        }
+        if self._adapter:
+            parts |= {
+                "adapter_model": Arrays(self._adapter),
+                "adapter_config": Document(adapter_document(self._base.name, self.learning.training.rank)),
+                "optimizer": Arrays(self._optimizer),
+            }
+        self._store.save(self._key, parts)
+
+    def close(self) -> None:
+        """Stop learning and save."""
+        with self._turn:
+            self._closing = True
+            self._turn.notify_all()
+        if self._thread:
+            self._thread.join()
+            self._thread = None
+        self.save()
+
+
+def learner_for(
+    drafter: Model,
+    target: Model,
+    trie: Trie,
+    when: str,
+    profile: str | None,
+    budget: float,
+    store: ProfileStore | None,
+    training: dict[str, Any],
+) -> Learner:
+    """A Learner for a pair, going on from a profile if one is named. Errors as in `OmniDraft.learn`."""
+    if not hasattr(drafter, "adapted"):
+        raise OptionError(
+            f"{drafter.name} runs on an engine that cannot be adapted; load it with drafter_engine='transformers'"
+        )
+    known = {field.name for field in fields(Training)}
+    if unknown := training.keys() - known:
+        raise OptionError(
+            f"unknown option {', '.join(sorted(unknown))}; known are {', '.join(sorted(known | {'budget'}))}"
+        )
+    learning = Learning(cast(When, when), budget=budget, training=Training(**training))
+    if profile is None:
+        return Learner(cast(Adaptable, drafter), trie, learning)
+    key = ProfileKey(
+        drafter.name,
+        target.name,
+        profile,
+        drafter.vocab.fingerprint,
+        target.vocab.fingerprint,
+        weights_fingerprint(cast(Adaptable, drafter).folder),
+    )
+    return Learner(cast(Adaptable, drafter), trie, learning, store=store or ProfileStore(), key=key)
+
+
+class _Closing(Exception):
+    """Raised inside an update in the background to end it."""

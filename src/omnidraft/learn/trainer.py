@@ -1,0 +1,204 @@
+"""Training a drafter on Traces: a LoRA adapter by PEFT, or all weights; AdamW with the paper's settings."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from omnidraft.errors import MissingExtraError, OptionError
+from omnidraft.learn.losses import Pushed, loss_named
+from omnidraft.learn.traces import Trace
+from omnidraft.ngrams import Lexicon
+
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """How to train.
+
+    loss: a name of `omnidraft.learn.losses.LOSSES`. rank: of the LoRA adapter on all linear layers, 0 trains all
+    weights. length: tokens of context a Trace is trained with at most; the prompt's beginning goes first.
+
+    Raises:
+        OptionError: a value outside its range.
+    """
+
+    loss: str = "pushforward"
+    rank: int = 32
+    learning_rate: float = 1e-4
+    weight_decay: float = 0.01
+    clip: float = 1.0  # of the gradient's norm
+    batch: int = 8  # Traces an update
+    length: int = 512  # tokens
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        loss_named(self.loss)
+        if self.rank < 0:
+            raise OptionError(f"rank is {self.rank}; it must be 0 (all weights) or more")
+        if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
+            raise OptionError(f"learning_rate is {self.learning_rate}; it must be above 0")
+        if self.batch < 1:
+            raise OptionError(f"batch is {self.batch}; it must be 1 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What one step of the optimiser came to."""
+
+    loss: float  # mean over positions with a teacher, nats
+    positions: int
+    skipped: bool  # the loss or its gradient was not finite: nothing was changed
+
+
+class Trainer:
+    """A drafter's weights in float32, for training only; what comes out is an adapter for the model that drafts."""
+
+    def __init__(
+        self, folder: Path, lexicon: Lexicon, training: Training, *, gate: Callable[[], None] | None = None
+    ) -> None:
+        """`folder`: the drafter's checkpoint. `gate` is called before every layer, forward and back: where training
+        in the background waits while something more urgent runs.
+
+        Raises:
+            MissingExtraError: PEFT is not there.
+        """
+        self.training = training
+        self._loss = loss_named(training.loss)
+        self._pushed = Pushed(lexicon)
+        module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        if training.rank:
+            module = _with_lora(module, training)
+        self.module = module.eval()  # no dropout: a drafter is trained as it drafts
+        if gate:
+            _put_before_layers(module, gate)
+        self._parameters = {
+            name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad
+        }
+        self._optimizer = torch.optim.AdamW(
+            self._parameters.values(), lr=training.learning_rate, weight_decay=training.weight_decay
+        )
+
+    def update(self, traces: Sequence[Trace]) -> Update:
+        """One step on a batch of Traces; each position with a teacher weighs the same."""
+        self._optimizer.zero_grad(set_to_none=True)
+        total, positions = 0.0, 0
+        for trace in traces:
+            terms = self.losses(trace.tail(self.training.length))
+            terms.sum().backward()  # type: ignore[no-untyped-call]
+            total += float(terms.detach().sum())
+            positions += len(terms)
+        for parameter in self._parameters.values():
+            if parameter.grad is not None:
+                parameter.grad /= max(positions, 1)
+        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters.values(), self.training.clip))
+        finite = math.isfinite(total) and math.isfinite(norm)
+        if finite:
+            self._optimizer.step()
+        return Update(total / max(positions, 1), positions, skipped=not finite)
+
+    def losses(self, trace: Trace) -> Tensor:
+        """The loss of each position of a Trace that has a teacher, nats. [any]"""
+        return self._loss(self.logits(trace), trace, self._pushed)
+
+    def forget_moments(self) -> None:
+        """Begin the optimiser anew: its moments belong to weights that were given up."""
+        self._optimizer.state.clear()
+
+    def logits(self, trace: Trace) -> Tensor:
+        """The drafter's logits of each token of the answer. [n - prompt, V_draft]"""
+        answer = len(trace.tokens) - int(trace.prompt[0])
+        ids = torch.from_numpy(trace.tokens[None, :-1].astype(np.int64))
+        logits: Tensor = self.module(input_ids=ids, logits_to_keep=answer, use_cache=False).logits[0]
+        return logits
+
+    def likeliest(self, trace: Trace, *, adapted: bool = True) -> NDArray[np.int64]:
+        """The drafter's likeliest token at each position of the answer. [n - prompt]"""
+        as_it_came = (
+            self.module.disable_adapter if not adapted and self.training.rank else contextlib.nullcontext
+        )
+        with torch.no_grad(), as_it_came():
+            found: NDArray[np.int64] = self.logits(trace).argmax(-1).numpy()
+        return found
+
+    def weights(self) -> Arrays:
+        """The adapter, by PEFT's own names; or all weights. float32"""
+        return {
+            _saved_name(name): parameter.detach().numpy().copy()
+            for name, parameter in self._parameters.items()
+        }
+
+    def load(self, weights: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from these weights.
+
+        Raises:
+            KeyError, RuntimeError: they are of another drafter or rank.
+        """
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                parameter.copy_(torch.from_numpy(np.asarray(weights[_saved_name(name)])))
+
+    def optimizer(self) -> Arrays:
+        """AdamW's state: two moments a weight, and how many steps it has taken."""
+        state: Arrays = {}
+        for name, parameter in self._parameters.items():
+            for key, value in self._optimizer.state.get(parameter, {}).items():
+                state[f"{_saved_name(name)}.{key}"] = value.numpy().copy()
+        return state
+
+    def load_optimizer(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from the state of `optimizer`; errors as in `load`."""
+        for name, parameter in self._parameters.items():
+            own = {key: f"{_saved_name(name)}.{key}" for key in ("step", "exp_avg", "exp_avg_sq")}
+            if all(entry in state for entry in own.values()):
+                self._optimizer.state[parameter] = {
+                    key: torch.from_numpy(np.array(state[entry])) for key, entry in own.items()
+                }
+
+
+def adapter_document(drafter: str, rank: int) -> dict[str, Any]:
+    """adapter_config.json, by which PEFT loads an adapter of ours."""
+    from peft import LoraConfig
+
+    config = lora_config(LoraConfig, rank).to_dict()
+    return {name: sorted(value) if isinstance(value, set) else value for name, value in config.items()} | {
+        "base_model_name_or_path": drafter,
+        "peft_type": "LORA",
+    }
+
+
+def _put_before_layers(module: Any, gate: Callable[[], None]) -> None:
+    layers = next(child for child in module.modules() if isinstance(child, torch.nn.ModuleList))
+    for layer in layers:
+        layer.register_forward_pre_hook(lambda *_: gate())
+        layer.register_full_backward_pre_hook(lambda *_: gate())
+
+
+def _with_lora(module: Any, training: Training) -> Any:
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(error.name or "peft", "learn") from error
+    torch.manual_seed(training.seed)
+    return get_peft_model(module, lora_config(LoraConfig, training.rank))
+
+
+def lora_config(kind: Any, rank: int) -> Any:
+    """PEFT's configuration of our adapters. alpha = rank, so that a rank needs no rate of its own."""
+    return kind(r=rank, lora_alpha=rank, target_modules="all-linear", task_type="CAUSAL_LM")
+
+
+def _saved_name(name: str) -> str:
+    """As PEFT writes it to a file: without the adapter's name."""
+    return name.replace(".default.", ".")

@@ -1,0 +1,287 @@
+"""Whatever is wrong is one line that names the cause and the cure: the same from the command line and in Python."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tiny import write_tiny
+
+import omnidraft
+from omnidraft import cli, errors
+from omnidraft.tasks import load_task
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("torch")
+    return write_tiny(tmp_path_factory.mktemp("models") / "whole")
+
+
+@pytest.fixture
+def model(whole: Path, tmp_path: Path) -> Path:
+    """A checkpoint to be damaged."""
+    return Path(shutil.copytree(whole, tmp_path / "model"))
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """The command line, in this process: (exit code, stdout, stderr)."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["omnidraft", *arguments])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        shown = capfd.readouterr()
+        return int(stop.value.code or 0), shown.out, shown.err
+
+    return run
+
+
+def assert_one_error(result: tuple[int, str, str], message: str) -> None:
+    code, out, err = result
+    assert code == 2, err
+    assert out == ""
+    assert err.startswith("error: "), err
+    assert err.count("\n") == 1, err
+    assert ";" in err, "the cure is missing"
+    assert message in err
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(file): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+
+
+# --- files ---
+
+
+def cut(file: str, at: int) -> Callable[[Path], None]:
+    def damage(model: Path) -> None:
+        path = model / file
+        path.write_bytes(path.read_bytes()[:at])
+
+    return damage
+
+
+def put(file: str, content: str) -> Callable[[Path], None]:
+    return lambda model: (model / file).write_text(content) and None
+
+
+def configured(**changes: object) -> Callable[[Path], None]:
+    def damage(model: Path) -> None:
+        path = model / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return damage
+
+
+def without(file: str) -> Callable[[Path], None]:
+    return lambda model: (model / file).unlink()
+
+
+def without_a_tensor(model: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(model / "model.safetensors")
+    del weights["transformer.ln_f.weight"]
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+
+
+def diffusion(model: Path) -> None:
+    for file in model.iterdir():
+        file.unlink()
+    (model / "model_index.json").write_text('{"_class_name": "StableDiffusionPipeline"}')
+
+
+FILES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "weights cut": (cut("model.safetensors", -1), "truncated model.safetensors"),
+    "weights empty": (cut("model.safetensors", 0), "weights"),
+    "weights are something else": (put("model.safetensors", "not weights at all"), "unreadable"),
+    "weights lack a tensor": (without_a_tensor, "lacks 1 of its weights, transformer.ln_f.weight"),
+    "no weights": (without("model.safetensors"), "has no model.safetensors"),
+    "tokenizer cut": (cut("tokenizer.json", 1000), "damaged tokenizer.json"),
+    "tokenizer of nothing": (put("tokenizer.json", '{"a": 1}'), "no tokenizer that transformers can load"),
+    "tokenizer damaged inside": (put("tokenizer.json", '{"version": "1.0", "model" }'), "no tokenizer that"),
+    "no tokenizer": (without("tokenizer.json"), "has no tokenizer.json"),
+    "config cut": (cut("config.json", -3), "damaged config.json"),
+    "config is a list": (put("config.json", "[]"), "damaged config.json"),
+    "no config": (without("config.json"), "has no config.json"),
+    "config of another size": (configured(n_embd=32), "cannot be loaded"),
+    "config of nothing": (put("config.json", "{}"), "a kind that transformers does not know"),
+    "an unheard-of kind": (configured(model_type="frobnicator"), "a kind that transformers does not know"),
+    "an encoder": (configured(architectures=["BertForMaskedLM"], model_type="bert"), "is a BertForMaskedLM"),
+    "no output layer": (configured(architectures=["GPT2Model"]), "is a GPT2Model, which does not write"),
+    "a part of a diffusion model": (put("config.json", '{"_class_name": "UNet2D"}'), "transformers does not"),
+    "a diffusion model": (diffusion, "has no config.json"),
+    "an empty folder": (lambda model: [file.unlink() for file in model.iterdir()] and None, "has no config"),
+}
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_a_damaged_or_unfit_model(model: Path, run: Run, case: str) -> None:
+    damage, message = FILES[case]
+    damage(model)
+    before = snapshot(model)
+    with pytest.raises(errors.OmniDraftError) as raised:
+        omnidraft.load(str(model), None)
+    assert message in str(raised.value)
+    assert_one_error(run("generate", "--target", str(model), "--method", "plain", "hi"), message)
+    assert snapshot(model) == before, "the user's files are the user's"
+
+
+def test_the_whole_model_does_load(whole: Path, run: Run) -> None:
+    code, out, _ = run("generate", "-t", str(whole), "-d", str(whole), "--max-tokens", "3", "hi")
+    assert code == 0
+    assert out
+
+
+def test_a_prompt_longer_than_the_context(whole: Path, run: Run) -> None:
+    message = "the prompt has 200 tokens and"
+    with pytest.raises(errors.ContextLengthError, match=message):
+        omnidraft.load(str(whole), None).generate("x" * 200, raw=True)
+    assert_one_error(
+        run("generate", "-t", str(whole), "--method", "plain", "--raw", "x" * 200), "shorten the prompt"
+    )
+
+
+def test_weights_of_nan(model: Path, run: Run) -> None:
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(model / "model.safetensors")
+    weights["transformer.ln_f.weight"].fill_(float("nan"))
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    message = f"{model} gave NaN or infinite logits after 2 tokens"
+    with pytest.raises(errors.InvalidLogitsError) as raised:
+        omnidraft.load(str(model), None).generate("hi", raw=True)
+    assert message in str(raised.value)
+    code, out, err = run("generate", "-t", str(model), "--method", "plain", "--raw", "hi")
+    assert (code, out.strip()) == (2, "")
+    assert err.startswith(f"error: {message}")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"GGU", b"PK\x03\x04 a zip", b"GGUF", b"GGUF\x03\0\0\0" + b"\xff" * 64]
+)
+def test_a_gguf_file_that_is_none(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path / "home"))
+    file = tmp_path / "x.gguf"
+    file.write_bytes(content)
+    with pytest.raises(errors.OmniDraftError, match="GGUF"):
+        omnidraft.load(str(file), None)
+    assert_one_error(run("generate", "-t", str(file), "--method", "plain", "hi"), "GGUF")
+    assert file.read_bytes() == content
+
+
+# --- options and prompts ---
+
+BEFORE_LOADING = {  # arguments after `generate --target qwen2.5-coder-0.5b`
+    "k is 0": ["-k", "0", "hi"],
+    "k is 65": ["-k", "65", "hi"],
+    "Invalid value for '-k'": ["-k", "1.5", "hi"],
+    "Invalid value for '--temperature'": ["--temperature", "warm", "hi"],
+    "temperature is nan": ["--temperature", "nan", "hi"],
+    "temperature is -1.0": ["--temperature", "-1", "hi"],
+    "temperature is inf": ["--temperature", "inf", "hi"],
+    "top_p is 0.0": ["--top-p", "0", "hi"],
+    "top_p is 2.0": ["--top-p", "2", "hi"],
+    "top_k is -1": ["--top-k", "-1", "hi"],
+    "min_p is 1.0": ["--min-p", "1", "hi"],
+    "repetition_penalty is 0.0": ["--repetition-penalty", "0", "hi"],
+    "presence_penalty is nan": ["--presence-penalty", "nan", "hi"],
+    "seed is -1": ["--seed", "-1", "hi"],
+    "max_tokens is 0": ["--max-tokens", "0", "hi"],
+    "stop string": ["--stop", "", "hi"],
+    "unknown method 'x'": ["--method", "x", "hi"],
+    "unknown verification 'x'": ["--verification", "x", "hi"],
+    "cannot be verified by 'trie'": ["--method", "text", "--verification", "trie", "hi"],
+    "unknown eviction 'x'": ["--method", "ngram", "--ngram-eviction", "x", "hi"],
+    "ngram_capacity is -1": ["--method", "ngram", "--ngram-capacity", "-1", "hi"],
+    "--ngrams is for method ngram": ["--method", "text", "--ngrams", "x.json", "hi"],
+    "--frobnicate": ["--frobnicate", "hi"],
+    "the prompt is empty": [""],
+    "lone surrogates": ["a\udc80"],
+    "no model called 'smollm'": ["--drafter", "smollm", "hi"],
+    "cannot be read": ["--json-schema", "/nowhere/schema.json", "hi"],
+}
+
+
+@pytest.mark.parametrize("message", BEFORE_LOADING)
+def test_options_are_refused_before_anything_is_fetched(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, message: str
+) -> None:
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    assert_one_error(run("generate", "--target", "qwen2.5-coder-0.5b", *BEFORE_LOADING[message]), message)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [("{", "is not JSON"), ('{"type": "nonsense"}', "schema is refused"), ("\udcff", "is not JSON")],
+)
+def test_a_broken_schema(tmp_path: Path, run: Run, schema: str, message: str) -> None:
+    pytest.importorskip("llguidance")
+    file = tmp_path / "schema.json"
+    file.write_bytes(schema.encode(errors="surrogateescape"))
+    options = ["--target", "qwen2.5-coder-0.5b", "--json-schema", str(file)]
+    assert_one_error(run("generate", *options, "hi"), message)
+
+
+def test_a_missing_extra_is_named(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text("{}")
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(errors.MissingExtraError, match=r"pip install 'omnidraft\[grammar\]'"):
+        omnidraft.Options(json_schema="{}")
+    options = ["--target", "qwen2.5-coder-0.5b", "--json-schema", str(file)]
+    assert_one_error(run("generate", *options, "hi"), "pip install 'omnidraft[grammar]'")
+
+
+# --- benchmark data ---
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "does not exist"), (b'{"task_id": 11, "te', "is damaged"), (b"\xff\xfe", "not UTF-8")],
+)
+def test_the_data_of_a_task(tmp_path: Path, run: Run, content: bytes | None, message: str) -> None:
+    if content:
+        (tmp_path / "mbpp.jsonl").write_bytes(content)
+    with pytest.raises(errors.OptionError, match=message):
+        load_task("mbpp", tmp_path, 1)
+    options = ["--target", "qwen2.5-coder-0.5b", "--task", "mbpp", "--data", str(tmp_path)]
+    assert_one_error(run("bench", *options), message)
+
+
+def test_the_default_data_folder_is_not_there(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert_one_error(
+        run("bench", "--target", "qwen2.5-coder-0.5b", "--task", "gsm8k"), "pass its folder with --data"
+    )
+
+
+# --- the cache folder ---
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["models"], ["models", "--verify"], ["pull", "smollm2-135m"], ["models", "rm", "smollm2-135m"]],
+)
+def test_a_home_that_is_a_file(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path / "file"))
+    assert_one_error(run(*arguments), "which is a file; set it to a folder")
+    assert (tmp_path / "file").read_text() == "mine"

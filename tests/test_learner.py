@@ -1,0 +1,267 @@
+"""Learning from answers: a tiny drafter of the real class learns from a toy target."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny import write_tiny
+from toy import ToyModel, toy_vocab
+
+pytest.importorskip("peft")
+
+import torch
+
+from omnidraft import OmniDraft
+from omnidraft.backends.huggingface import HuggingFaceModel
+from omnidraft.errors import OptionError
+from omnidraft.learn.guard import agreement
+from omnidraft.learn.learner import Learner, Learning
+from omnidraft.learn.profile import ProfileStore
+from omnidraft.learn.traces import Trace
+from omnidraft.learn.trainer import Trainer, Training
+from omnidraft.session import feed
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")  # peft's
+
+TARGET = ToyModel(toy_vocab(60, order=2, padding=5), name="target", seed=1)
+PROMPTS = ["the flake", "then the lake was", "a stone", "by the water", "the bird", "in the evening"]
+FAST = dict(learning_rate=2e-2, batch=2, rank=8)
+
+
+@pytest.fixture(scope="module")
+def drafter(tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceModel:
+    folder = write_tiny(tmp_path_factory.mktemp("drafter"), context_length=256)
+    return HuggingFaceModel(folder, name="tiny", precision="float32")
+
+
+@pytest.fixture(scope="module")
+def traces(drafter: HuggingFaceModel) -> list[Trace]:
+    model = OmniDraft(TARGET, drafter)
+    learner = model.learn(batch=999)
+    for prompt in PROMPTS:
+        model.generate(prompt, max_tokens=40, method="plain")
+    return list(learner._replay)
+
+
+def trainer_of(drafter: HuggingFaceModel, **training: object) -> Trainer:
+    lexicon = OmniDraft(TARGET, drafter).lexicon
+    return Trainer(drafter.folder, lexicon, Training(**FAST | training))
+
+
+@pytest.mark.parametrize("rank", [8, 0])
+def test_an_update_lowers_the_loss(drafter: HuggingFaceModel, traces: list[Trace], rank: int) -> None:
+    trainer = trainer_of(drafter, rank=rank)
+    losses = [trainer.update(traces[:2]).loss for _ in range(15)]
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_the_adapted_model_is_the_trained_one(drafter: HuggingFaceModel, traces: list[Trace]) -> None:
+    trainer = trainer_of(drafter)
+    tokens = traces[0].tokens.tolist()
+    before = feed(drafter.session(), tokens, 5)
+    for _ in range(3):
+        trainer.update(traces[:2])
+    adapted = drafter.adapted(trainer.weights())
+    with torch.no_grad():
+        expected = trainer.module(input_ids=torch.tensor([tokens])).logits[0, -5:].numpy()
+    np.testing.assert_allclose(feed(adapted.session(), tokens, 5), expected, atol=1e-4)
+    assert abs(expected - before).max() > 0.1
+    assert np.array_equal(feed(drafter.session(), tokens, 5), before), "the base was altered"
+
+
+def test_an_adapter_of_another_model_is_refused(drafter: HuggingFaceModel) -> None:
+    wrong = {
+        f"base_model.model.model.layers.0.mlp.up_proj.lora_{side}.weight": np.zeros(shape, np.float32)
+        for side, shape in (("A", (2, 99)), ("B", (16, 2)))
+    }
+    with pytest.raises(OptionError, match=r"layers\.0\.mlp\.up_proj does not fit tiny"):
+        drafter.adapted(wrong)
+
+
+def test_training_goes_on_from_saved_weights_and_moments(
+    drafter: HuggingFaceModel, traces: list[Trace]
+) -> None:
+    first, second = trainer_of(drafter), trainer_of(drafter, seed=5)
+    first.update(traces[:2])
+    second.load(first.weights())
+    second.load_optimizer(first.optimizer())
+    assert first.update(traces[2:4]) == second.update(traces[2:4])
+    for a, b in zip(first.weights().values(), second.weights().values(), strict=True):
+        assert np.array_equal(a, b)
+
+
+def test_a_loss_that_is_not_finite_changes_nothing(drafter: HuggingFaceModel, traces: list[Trace]) -> None:
+    trainer = trainer_of(drafter)
+    poisoned = Trace(**{name: np.array(getattr(traces[0], name)) for name in Trace.__slots__})
+    poisoned.chances[3] = np.nan
+    before = trainer.weights()
+    assert trainer.update([traces[1], poisoned]).skipped
+    assert all(np.array_equal(a, b) for a, b in zip(before.values(), trainer.weights().values(), strict=True))
+    assert not trainer.update([traces[1]]).skipped
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "seed": 4}])
+def test_answers_stay_those_of_plain_decoding_and_take_fewer_steps(
+    drafter: HuggingFaceModel, options: dict[str, float]
+) -> None:
+    plain = OmniDraft(TARGET, None)
+    model = OmniDraft(TARGET, drafter)
+    learner = model.learn(budget=1.0, **FAST)
+    rates = []
+    for _ in range(12):
+        tokens, steps = 0, 0
+        for prompt in PROMPTS:
+            answer = model.generate(prompt, max_tokens=40, **options)
+            assert answer.tokens == plain.generate(prompt, max_tokens=40, method="plain", **options).tokens
+            tokens, steps = tokens + answer.stats.tokens, steps + answer.stats.steps
+        rates.append(tokens / steps)
+    assert learner.account.updates > 10
+    assert rates[-1] > 1.3 * rates[0]
+    assert learner.account.held_out == 7
+
+
+def test_the_budget_is_kept(drafter: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("omnidraft.learn.learner.perf_counter", lambda: now[0])
+    model = OmniDraft(TARGET, drafter)
+    learner = model.learn(budget=0.25, **FAST)
+    update = Trainer.update
+    monkeypatch.setattr(Trainer, "update", lambda *given: now.__setitem__(0, now[0] + 5.0) or update(*given))
+    for i in range(60):
+        now[0] += 1.0  # an answer
+        model.generate(PROMPTS[i % len(PROMPTS)], max_tokens=10)
+        # The first update's length is not known beforehand.
+        assert learner.account.seconds <= max(5.0, 0.25 * now[0])
+    assert learner.account.updates >= 3
+    assert learner.account.seconds > 0.15 * now[0]
+
+
+def test_an_update_that_spoils_the_drafter_is_taken_back(
+    drafter: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = OmniDraft(TARGET, drafter)
+    learner = model.learn(budget=1.0, **FAST)
+    learner.learning = Learning(budget=1.0, held_out=2, training=learner.learning.training)
+
+    def answer(times: int) -> None:
+        for i in range(times):
+            model.generate(PROMPTS[i % len(PROMPTS)], max_tokens=30)
+
+    answer(48)
+    assert learner.account.updates >= 8
+    assert learner.account.reverted == 0
+    good = np.mean([agreement(learner._trainer, trace) for trace in learner._guard.traces])
+    update = Trainer.update
+
+    def spoil(self: Trainer, traces: list[Trace]) -> object:
+        done = update(self, traces)
+        with torch.no_grad():
+            for parameter in self._parameters.values():
+                parameter += 0.5 * torch.randn_like(parameter)
+        return done
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "update", spoil)
+        while not learner.account.reverted:
+            answer(2)
+            assert learner.account.answers < 200, "nobody noticed"
+    back = np.mean([agreement(learner._trainer, trace) for trace in learner._guard.traces])
+    assert back > 0.8 * good
+
+
+def test_a_profile_is_gone_on_from(drafter: HuggingFaceModel, tmp_path: Path) -> None:
+    tokens = drafter.encode(PROMPTS[0])
+
+    def logits(learner: Learner) -> np.ndarray:
+        return feed(learner.drafter.session(), tokens, 1)
+
+    store = ProfileStore(tmp_path)
+    model = OmniDraft(TARGET, drafter)
+    learner = model.learn(profile="anna", store=store, budget=1.0, **FAST)
+    for prompt in PROMPTS * 2:
+        model.generate(prompt, max_tokens=30)
+    model.close()
+    assert learner.account.updates > 2
+
+    again = OmniDraft(TARGET, drafter)
+    for _ in range(2):  # there and back again
+        other = again.learn(profile="ben", store=store, **FAST)
+        anna = again.learn("off", profile="anna", store=store, **FAST)
+    assert np.array_equal(logits(anna), logits(learner))
+    assert anna.account == learner.account
+    assert len(anna._replay) == len(learner._replay)
+    assert not np.array_equal(logits(other), logits(learner))
+    assert np.array_equal(logits(other), feed(drafter.session(), tokens, 1))
+    again.close()
+
+
+def test_peft_loads_the_adapter(drafter: HuggingFaceModel, tmp_path: Path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    store = ProfileStore(tmp_path)
+    model = OmniDraft(TARGET, drafter)
+    learner = model.learn(profile="anna", store=store, budget=1.0, **FAST)
+    for prompt in PROMPTS:
+        model.generate(prompt, max_tokens=30)
+    model.close()
+    folder = next(tmp_path.glob("*/*/anna/v*/adapter_config.json")).parent
+    loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(drafter.folder), folder)
+    tokens = drafter.encode(PROMPTS[0])
+    with torch.no_grad():
+        expected = loaded(input_ids=torch.tensor([tokens])).logits[0, -1].numpy()
+    np.testing.assert_allclose(feed(learner.drafter.session(), tokens, 1)[0], expected, atol=1e-4)
+
+
+def test_idle_learning_waits_while_a_request_is_under_way(drafter: HuggingFaceModel) -> None:
+    model = OmniDraft(TARGET, drafter)
+    learner = model.learn("idle", **FAST)
+    for prompt in PROMPTS:
+        model.generate(prompt, max_tokens=30)
+    _wait(lambda: learner.account.updates >= 2)
+    trainer = learner._training()
+    layers: list[float] = []
+    layer = next(m for m in trainer.module.modules() if isinstance(m, torch.nn.ModuleList))[0]
+    layer.register_forward_hook(lambda *_: layers.append(time.perf_counter()))
+    updates = learner.account.updates
+    with learner.request(drafter.encode("x")):
+        learner._fresh += list(learner._replay)[:2]
+        with learner._turn:
+            learner._turn.notify_all()
+        time.sleep(0.3)
+        assert not layers
+        assert learner.account.updates == updates
+    _wait(lambda: learner.account.updates > updates)
+    assert layers
+    model.close()
+    assert not any(thread.name == "omnidraft-learning" for thread in threading.enumerate())
+
+
+def _wait(happened) -> None:  # type: ignore[no-untyped-def]
+    until = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_bad_options_are_refused(drafter: HuggingFaceModel) -> None:
+    model = OmniDraft(TARGET, drafter)
+    for options, message in [
+        ({"when": "always"}, "unknown learn 'always'; use one of off, between, idle"),
+        ({"loss": "kl"}, "unknown loss 'kl'"),
+        ({"rank": -1}, "rank is -1"),
+        ({"learning_rate": 0.0}, "learning_rate is 0"),
+        ({"batch": 0}, "batch is 0"),
+        ({"budget": 0.0}, "budget is 0"),
+        ({"speed": 3}, "unknown option speed; known are batch, budget"),
+    ]:
+        with pytest.raises(OptionError, match=message):
+            model.learn(**options)
+    with pytest.raises(OptionError, match="no drafter to learn"):
+        OmniDraft(TARGET, None).learn()
+    with pytest.raises(OptionError, match="drafter runs on an engine that cannot be adapted"):
+        OmniDraft(TARGET, ToyModel(toy_vocab(25), name="drafter")).learn()
