@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import pytest
 from exact import Pair, error
+from test_decode import steps_of
 from toy import CORPUS, ToyModel, ToySession, toy_vocab
 
-from omnidraft import OmniDraft, align, decode, engine, processors, translate, verify, vocab
+from omnidraft import OmniDraft, align, decode, engine, processors, verify, vocab
 from omnidraft.errors import OmniDraftError
 from omnidraft.ngrams import Lexicon, SymbolLaw, Trie
 from omnidraft.sampling import Sampling
@@ -103,8 +104,7 @@ def replaced_when_encoded(patch: pytest.MonkeyPatch) -> None:
 
 def characters_are_shown_whole() -> None:
     data = "né 🙂€".encode()
-    tokens = tuple(TARGET.id_of[bytes([byte])] for byte in data)
-    steps = [Step(Draft(()), translate.Proposal(()), (token,), 0, 0.0, 0.0, 0.0) for token in tokens]
+    steps = steps_of(TARGET, *(bytes([byte]) for byte in data))
     assert "".join(chunk.text for chunk in decode.stream_text(iter(steps), TARGET, ())) == data.decode()
 
 
