@@ -1,10 +1,11 @@
 # `make demo` and `make test` do everything, from an empty clone.
 PYTHON ?= python3
 MODEL ?= qwen2.5-coder-0.5b
+FUZZ_SECONDS ?= 600
 BIN := .venv/bin
 RUN := PYTHONWARNINGS=ignore $(BIN)
 
-.PHONY: setup demo test test-full check docs clean
+.PHONY: setup demo test test-full fuzz check docs clean
 
 setup: .venv/ready
 
@@ -21,6 +22,12 @@ test: setup
 
 test-full: setup
 	$(BIN)/pytest --full
+
+# Inputs that found something new are kept in .fuzz, and the next run goes on from them.
+fuzz: setup
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[fuzz]'
+	mkdir -p .fuzz
+	PYTHONPATH=tests $(BIN)/python tests/fuzz_translate.py .fuzz -max_total_time=$(FUZZ_SECONDS) -timeout=10 -len_control=0 -max_len=256
 
 check: setup
 	$(BIN)/ruff check .

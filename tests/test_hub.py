@@ -126,6 +126,17 @@ def info(name: str) -> hub.ModelInfo:
     return found
 
 
+def test_a_checkpoint_may_have_its_tokenizer_in_another_file(tmp_path):
+    write_checkpoint(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(DamagedFileError, match=r"has no tokenizer\.json, nor another"):
+        hub.check(str(tmp_path))
+    for file in ("tekken.json", "tokenizer.model", "qwen.tiktoken", "vocab.txt"):
+        (tmp_path / file).write_text("{}")
+        hub.check(str(tmp_path))
+        (tmp_path / file).unlink()
+
+
 # --- names ---
 
 

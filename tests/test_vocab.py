@@ -5,10 +5,11 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, normalizers
-from toy import toy_vocab
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from toy import toy_tokenizer, toy_vocab
 
 from omnidraft.errors import VocabularyError
+from omnidraft.types import as_tokens
 from omnidraft.vocab import Alignment, Vocab, runs
 
 
@@ -103,8 +104,73 @@ def test_runs_separate_text_from_specials() -> None:
     assert list(runs(vocab, tokens)) == [eos, b"the lake", eos, eos, b"x"]
 
 
-def test_a_tokenizer_whose_tokens_do_not_spell_bytes_is_refused() -> None:
-    tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
+def wordpiece_vocab() -> Vocab:
+    words = ["[UNK]", "[SEP]", "the", "lake", "s", ".", "-", "##s", "##ake", "##l", "l", "##."]
+    tokenizer = Tokenizer(models.WordPiece({word: id for id, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
-    with pytest.raises(VocabularyError, match="WordPiece"):
+    tokenizer.add_special_tokens(["[UNK]", "[SEP]"])
+    return Vocab(tokenizer)
+
+
+def test_wordpiece_begins_words_with_a_space() -> None:
+    vocab = wordpiece_vocab()
+
+    def spelled(text: str) -> list[bytes]:
+        return [vocab.pieces[token] for token in vocab.encode_bytes(text.encode())]
+
+    assert spelled(" the lakes.") == [b" the", b" lake", b"s", b"."]
+    assert spelled("lakes") == [b"l", b"ake", b"s"]  # the rest of a word
+    assert spelled(" The  LAKE") == [b" the", b" lake"]
+    assert spelled(" the x") == [b" the"]
+    assert spelled("-") == [b" -"]  # and not what was asked for: callers compare
+    assert vocab.id_of[b"."] == 5
+
+
+def test_a_text_is_normalised_only_where_it_cannot_be_spelled() -> None:
+    """A Unigram without byte fallback, as T5's, whose pre-tokenizer throws white space away."""
+    pieces = [("<unk>", 0.0), ("\u2581", -3.0), ("\u2581a", -1.0), ("a", -2.0), ("b", -2.0), ("\u00e9", -2.0)]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=False))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Strip()])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
+    )
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens(["<unk>"])
+    vocab = Vocab(tokenizer)
+    assert vocab.decode(vocab.encode_bytes(b" a  b")) == b" a  b"
+    assert vocab.decode(vocab.encode_bytes("\uff41b e\u0301x".encode())) == "ab \u00e9".encode()
+    assert vocab.encode_many([b" a b"]) == [vocab.encode_bytes(b" a b")]
+    assert vocab.encode_bytes(b"<unk>") == []
+
+
+def test_the_space_before_a_text_is_the_tokenizer_s() -> None:
+    llama, gpt = sentencepiece_vocab(), toy_vocab(10)
+    assert llama.opened([], b"ab") == llama.opened([1], b"ab") == b" ab"
+    assert llama.opened(llama.encode_bytes(b"ab"), b"ab") == b"ab"
+    assert gpt.opened([], b"ab") == b"ab"
+    assert wordpiece_vocab().opened([1], b"the") == b" the"
+    tokenizer = toy_tokenizer(10)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Metaspace(prepend_scheme="first"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    first = Vocab(tokenizer, bos=tokenizer.token_to_id("<bos>"))
+    sep = first.specials["<sep>"]
+    assert [first.opened(as_tokens(context), b"ab") for context in ([], [first.bos], [sep])] == [
+        b" ab",
+        b" ab",
+        b"ab",
+    ]
+
+
+@pytest.mark.parametrize("decoder", [None, decoders.BPEDecoder(), decoders.CTC(), decoders.Fuse()])
+def test_a_tokenizer_whose_tokens_do_not_spell_bytes_is_refused(decoder: object) -> None:
+    words = {"<unk>": 0, "a": 1, "b</w>": 2, "<pad>": 3}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    if decoder:
+        tokenizer.decoder = decoder
+    if isinstance(decoder, decoders.Fuse):
+        tokenizer.decoder = decoders.Sequence([decoders.Strip("a", 1, 0), decoder])
+    with pytest.raises(VocabularyError, match="WordLevel"):
         Vocab(tokenizer)

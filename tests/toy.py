@@ -10,9 +10,10 @@ from itertools import pairwise
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from omnidraft.pieces import CHAR_OF
 from omnidraft.session import Engine, Session
 from omnidraft.types import Row, Rows, as_tokens
-from omnidraft.vocab import _CHAR_OF, Vocab
+from omnidraft.vocab import Vocab
 
 CORPUS = (
     "the flake fell; the lake was still. then the flake fell in the lake, and the lake was still there\n"
@@ -40,7 +41,7 @@ def toy_tokenizer(merges: int, *, order: int = 0) -> Tokenizer:
                 if (word[i], word[i + 1]) == best:
                     word[i : i + 2] = ["".join(best)]
                 i += 1
-    texts = [*_CHAR_OF.values(), *dict.fromkeys(a + b for a, b in learnt)]
+    texts = [*CHAR_OF.values(), *dict.fromkeys(a + b for a, b in learnt)]
     random.Random(order).shuffle(texts)
     tokenizer = Tokenizer(models.BPE(vocab={text: id for id, text in enumerate(texts)}, merges=learnt))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -95,6 +95,10 @@ def damaged_files(home: Path) -> list[Path]:
     return [file for file, sha256 in recorded.items() if file.is_file() and sha256_of(file) != sha256]
 
 
+# Any of them is a tokenizer, or what transformers makes one of.
+_TOKENIZER_FILES = ("tokenizer.json", "tekken.json", "vocab.json", "vocab.txt", "*.model", "*.tiktoken")
+
+
 def fault_of(folder: Path) -> str | None:
     """What keeps `folder` from being a whole checkpoint, or None. Reads the headers of the weights only."""
     try:
@@ -104,9 +108,13 @@ def fault_of(folder: Path) -> str | None:
 
 
 def _missing_or_cut(folder: Path) -> str | None:
-    for file in ("config.json", "tokenizer.json"):
+    if not (folder / "config.json").is_file():
+        return "has no config.json"
+    if not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES):
+        return "has no tokenizer.json, nor another tokenizer's files"
+    for file in ("config.json", "tokenizer.json", "tekken.json"):
         if not (folder / file).is_file():
-            return f"has no {file}"
+            continue
         with (folder / file).open("rb") as stream:  # parsing a tokenizer of 150k tokens would take a while
             begin = stream.read(16).lstrip()
             stream.seek(max(0, os.path.getsize(folder / file) - 16))

@@ -33,7 +33,7 @@ from omnidraft.errors import (
 
 _HUB_PATIENCE = 5.0  # seconds without an answer after which the hub counts as out of reach
 # Weights only as safetensors: the older formats are pickles, which run code when they are read.
-_HUB_FILES = ["*.json", "*.jinja", "*.safetensors"]
+_HUB_FILES = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.tiktoken", "vocab.txt", "merges.txt"]
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)

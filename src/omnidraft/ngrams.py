@@ -36,7 +36,7 @@ Eviction = Literal["lfu", "lru"]
 _log = logging.getLogger(__name__)
 _FORMAT = "omnidraft n-grams"
 _VERSION = 1
-_TABLE_VERSION = 1  # of spelling tables on disk; a table of another version is built anew
+_TABLE_VERSION = 2  # of spelling tables on disk; a table of another version is built anew
 
 
 class Node(NamedTuple):

@@ -68,7 +68,7 @@ class DraftContext:
             if not self.tokens and draft.bos is not None:
                 self.tokens.append(draft.bos)
             if isinstance(run, bytes):
-                keep, tokens = retokenise(draft, self.tokens, run)
+                keep, tokens = retokenise(draft, self.tokens, draft.opened(self.tokens, run))
                 self.tokens[keep:] = as_tokens(tokens)
             elif (special := self.alignment.special_target_to_draft.get(run)) is not None and (
                 # not twice: the target's BOS, or a chat that begins with the drafter's

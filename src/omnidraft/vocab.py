@@ -8,33 +8,24 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from tokenizers import Tokenizer
 
-from omnidraft.errors import VocabularyError
+from omnidraft.pieces import (
+    CHAR_OF,
+    METASPACE,
+    Opening,
+    bytes_preserving,
+    continuations,
+    normaliser,
+    opening,
+    pieces_of,
+    spec_of,
+    types,
+)
 
-_INVALID_UTF8 = re.compile("([\udc80-\udcff]+)")  # what the surrogateescape handler leaves of invalid bytes
-_BYTE_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
-_METASPACE = "\u2581"
+_INVALID_UTF8 = "\udc80-\udcff"  # what the surrogateescape handler leaves of invalid bytes
 _BATCH = 10_000  # texts encoded at once: bounds the memory of their encodings
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """The GPT-2 alphabet: one printable character for each of the 256 bytes."""
-    printable = [
-        *range(ord("!"), ord("~") + 1),
-        *range(ord("¡"), ord("¬") + 1),
-        *range(ord("®"), ord("ÿ") + 1),
-    ]
-    alphabet = {chr(byte): byte for byte in printable}
-    others = (byte for byte in range(256) if byte not in set(printable))
-    alphabet.update({chr(256 + i): byte for i, byte in enumerate(others)})
-    return alphabet
-
-
-_BYTE_OF = _byte_alphabet()
-_CHAR_OF = {byte: char for char, byte in _BYTE_OF.items()}
 
 
 class Vocab:
@@ -48,6 +39,8 @@ class Vocab:
         VocabularyError: the tokenizer is of a family whose tokens do not spell bytes.
     """
 
+    _opening: Opening = "never"
+
     def __init__(
         self,
         tokenizer: Tokenizer,
@@ -56,36 +49,29 @@ class Vocab:
         bos: int | None = None,
         eos: Iterable[int] = (),
     ) -> None:
-        spec = json.loads(tokenizer.to_str())
-        self._byte_level = "ByteLevel" in _types(spec["decoder"])
-        if not self._byte_level and not ({"ByteFallback", "Metaspace"} & _types(spec["decoder"])):
-            raise VocabularyError(
-                f"a {spec['model'].get('type')} tokenizer's tokens do not spell bytes; "
-                "use a model with a byte-level or SentencePiece tokenizer"
-            )
-        self._encoder = _bytes_preserving(spec)
-        self.size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
+        ids = tokenizer.get_vocab(with_added_tokens=True)
+        added = tokenizer.get_added_tokens_decoder()
+        self._byte_level = "ByteLevel" in types(spec_of(tokenizer.decoder))
+        pieces = pieces_of(tokenizer, {text: id for text, id in ids.items() if id not in added})
+        self._encoder = bytes_preserving(tokenizer)
+        self._continuations = continuations(tokenizer)
+        self._normaliser = normaliser(tokenizer)
+        self._opening = opening(tokenizer)
+        # U+2581 means a space in these families' tokens; where a text has it, it is spelled in bytes.
+        special_cases = (
+            _INVALID_UTF8 if self._byte_level or self._continuations else _INVALID_UTF8 + METASPACE
+        )
+        self._not_text = re.compile(f"([{special_cases}]+)")
+        self.size = 1 + max(ids.values())
         self.width = max(width or 0, self.size)
         self.bos = bos
         self.eos = tuple(dict.fromkeys(eos))
-        added = {token["id"]: token for token in spec["added_tokens"]}
-        self.specials = {token["content"]: id for id, token in added.items() if token["special"]}
-        pieces = [b""] * self.width
-        for text, id in tokenizer.get_vocab(with_added_tokens=True).items():
-            if id not in added:
-                pieces[id] = self._piece(text)
-            elif not added[id]["special"]:
-                pieces[id] = text.replace(_METASPACE, " ").encode() if not self._byte_level else text.encode()
-        self.pieces = tuple(pieces)
-
-    def _piece(self, text: str) -> bytes:
-        if self._byte_level:
-            if all(char in _BYTE_OF for char in text):
-                return bytes(_BYTE_OF[char] for char in text)
-            return text.encode()
-        if match := _BYTE_FALLBACK.fullmatch(text):
-            return bytes([int(match[1], 16)])
-        return text.replace(_METASPACE, " ").encode()
+        self.specials = {token.content: id for id, token in added.items() if token.special}
+        for id, token in added.items():
+            if not token.special:
+                text = token.content if self._byte_level else token.content.replace(METASPACE, " ")
+                pieces[id] = text.encode()
+        self.pieces = tuple(pieces.get(id, b"") for id in range(self.width))
 
     @cached_property
     def special_text(self) -> dict[int, str]:
@@ -122,21 +108,14 @@ class Vocab:
     def encode_bytes(self, data: bytes) -> list[int]:
         """Token ids for `data`, without special tokens; incomplete UTF-8 is spelled in byte tokens.
 
-        Bytes the vocabulary has no token for are missing from the result, so `decode` of it can differ from
-        `data`; callers that need the same bytes compare.
+        `decode` of them differs from `data` where the vocabulary has no tokens for it: bytes are missing, or the
+        text is normalised as the tokenizer does; callers that need the same bytes compare.
         """
-        tokens: list[int] = []
-        try:
-            parts = [data.decode()]
-        except UnicodeDecodeError:
-            parts = _INVALID_UTF8.split(data.decode("utf-8", "surrogateescape"))
-        for text, invalid in zip(parts[::2], [*parts[1::2], ""], strict=True):
-            if text:
-                tokens += self._encoder.encode(text, add_special_tokens=False).ids
-            if invalid:
-                tokens += self._spell(invalid.encode("utf-8", "surrogateescape"))
-        # An unknown token or another special one stands for bytes that were dropped.
-        return [token for token in tokens if self.pieces[token]]
+        tokens = self._spell(data)
+        if self._normaliser and not self._complete and self.decode(tokens) != data:
+            normalised = self._normaliser.normalize_str(data.decode("utf-8", "ignore"))
+            return self._spell(normalised.encode())
+        return tokens
 
     def encode_many(self, pieces: Sequence[bytes]) -> list[list[int]]:
         """`encode_bytes` of each, on all cores."""
@@ -147,15 +126,52 @@ class Vocab:
             for piece, text, encoding in zip(
                 batch, texts, self._encoder.encode_batch_fast(texts, add_special_tokens=False), strict=True
             ):
-                valid = "\ufffd" not in text
-                encoded.append(
-                    [id for id in encoding.ids if self.pieces[id]] if valid else self.encode_bytes(piece)
-                )
+                plain = "\ufffd" not in text and not (self._continuations or self._not_text.search(text))
+                tokens = [id for id in encoding.ids if self.pieces[id]]
+                same = plain and (self._normaliser is None or self._complete or self.decode(tokens) == piece)
+                encoded.append(tokens if same else self.encode_bytes(piece))
         return encoded
 
+    def opened(self, context: Sequence[int], data: bytes) -> bytes:
+        """`data` as it begins behind `context`: with the space that the tokenizer puts before a text."""
+        begins = not context or context[-1] in self.special_text
+        if self._opening == "first":
+            begins = len(context) < 2 and list(context) in ([], [self.bos])
+        if self._opening == "never" or not begins or (self._byte_level and data[:1].isspace()):
+            return data
+        return b" " + data
+
     def _spell(self, data: bytes) -> list[int]:
+        tokens: list[int] = []
+        parts = self._not_text.split(data.decode("utf-8", "surrogateescape"))
+        for text, other in zip(parts[::2], [*parts[1::2], ""], strict=True):
+            if text:
+                tokens += self._spell_text(text)
+            if other:
+                tokens += self._spell_in_bytes(other.encode("utf-8", "surrogateescape"))
+        # An unknown token or another special one stands for bytes that were dropped.
+        return [token for token in tokens if self.pieces[token]]
+
+    def _spell_text(self, text: str) -> list[int]:
+        encoding = self._encoder.encode(text, add_special_tokens=False)
+        ids: list[int] = encoding.ids
+        if self._continuations and text[0].isalnum() and encoding.word_ids[:1] == [0]:
+            # No space before it: the rest of a word.
+            first = encoding.word_ids.count(0)
+            word = self._normalised(text[: encoding.offsets[first - 1][1]])
+            rest = [token.id for token in self._continuations.tokenize(word)]
+            if all(self.pieces[token] for token in rest):
+                return rest + ids[first:]
+        return ids
+
+    def _normalised(self, text: str) -> str:
+        normalizer = self._encoder.normalizer
+        normalised: str = normalizer.normalize_str(text) if normalizer else text
+        return normalised
+
+    def _spell_in_bytes(self, data: bytes) -> list[int]:
         if self._byte_level:
-            known = "".join(_CHAR_OF[byte] for byte in data if self._byte_tokens[byte] is not None)
+            known = "".join(CHAR_OF[byte] for byte in data if self._byte_tokens[byte] is not None)
             return [token.id for token in self._encoder.model.tokenize(known)] if known else []
         return [token for byte in data if (token := self._byte_tokens[byte]) is not None]
 
@@ -167,48 +183,10 @@ class Vocab:
                 tokens[piece[0]] = id
         return tokens
 
-
-def _types(node: Any) -> set[str]:
-    """The `type` of a component of a tokenizer.json and of everything inside it."""
-    if isinstance(node, dict):
-        inner = set[str]().union(*(_types(value) for value in node.values()))
-        return inner | ({node["type"]} if isinstance(node.get("type"), str) else set())
-    if isinstance(node, list):
-        return set[str]().union(*(_types(value) for value in node))
-    return set()
-
-
-def _bytes_preserving(spec: dict[str, Any]) -> Tokenizer:
-    """The same tokenizer, changed so that an encoding's pieces always spell the text that went in.
-
-    No BOS, no space put in front, no Unicode normalisation, no special token read out of plain text.
-    """
-    spec = json.loads(json.dumps(spec))
-    spec["post_processor"] = spec["truncation"] = spec["padding"] = None
-
-    def kept(normalizer: Any) -> Any:
-        if normalizer is None or normalizer["type"] == "Sequence":
-            inner = [n for n in map(kept, (normalizer or {}).get("normalizers", [])) if n]
-            return {"type": "Sequence", "normalizers": inner} if inner else None
-        return normalizer if normalizer["type"] == "Replace" and normalizer["content"] == _METASPACE else None
-
-    def no_prefix(node: Any) -> None:
-        if isinstance(node, dict):
-            if "add_prefix_space" in node:
-                node["add_prefix_space"] = False
-            if "prepend_scheme" in node:
-                node["prepend_scheme"] = "never"
-            for value in node.values():
-                no_prefix(value)
-        elif isinstance(node, list):
-            for value in node:
-                no_prefix(value)
-
-    spec["normalizer"] = kept(spec["normalizer"])
-    no_prefix(spec["pre_tokenizer"])
-    encoder = Tokenizer.from_str(json.dumps(spec))
-    encoder.encode_special_tokens = True
-    return encoder
+    @cached_property
+    def _complete(self) -> bool:
+        """Whether any bytes can be spelled."""
+        return None not in self._byte_tokens
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, GenerationConfig
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
 from omnidraft.backends.architectures import context_length
 from omnidraft.backends.loading import causal_config
 from omnidraft.errors import OptionError, VocabularyError
+from omnidraft.tekken import BOS, EOS, read_tekken
 from omnidraft.vocab import Vocab
 
 
@@ -89,6 +90,9 @@ def _generation_config(folder: Path) -> Any:
 
 
 def _load_tokenizer(folder: Path, name: str) -> Any:
+    """The folder's tokenizer.json, or what its other files (Tekken, SentencePiece, tiktoken, BERT) convert to."""
+    if (folder / "tekken.json").is_file() and not (folder / "tokenizer.json").is_file():
+        return _load_tekken(folder)
     try:
         return AutoTokenizer.from_pretrained(folder)
     except Exception as error:  # the tokenizers library raises bare ones
@@ -99,10 +103,24 @@ def _load_tokenizer(folder: Path, name: str) -> Any:
         ) from error
 
 
+def _load_tekken(folder: Path) -> Any:
+    """transformers converts the file too, but only where mistral-common is installed."""
+    template = folder / "chat_template.jinja"
+    return PreTrainedTokenizerFast(
+        tokenizer_object=read_tekken(folder / "tekken.json"),
+        bos_token=BOS,
+        eos_token=EOS,
+        chat_template=template.read_text(encoding="utf-8") if template.is_file() else None,
+    )
+
+
 def _read_vocab(tokenizer: Any, name: str, *, width: int, eos: int | list[int] | None) -> Vocab:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        raise VocabularyError(f"{name} has a slow tokenizer only; put its tokenizer.json beside the weights")
+        raise VocabularyError(
+            f"{name} has a tokenizer that transformers cannot convert ({type(tokenizer).__name__}); "
+            "put its tokenizer.json beside the weights"
+        )
     listed = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
     own = tokenizer.eos_token_id
     return Vocab(
