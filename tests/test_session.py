@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import random
 import weakref
+from collections.abc import Callable
 from time import perf_counter
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ import transformers
 from toy import ToyModel, toy_vocab
 
 from omnidraft.backends.huggingface import HuggingFaceSession, _pack, _PackedLinear
-from omnidraft.session import _common_prefix, feed, write
+from omnidraft.session import Session, _common_prefix, feed, write
 from omnidraft.types import as_tokens
 
 SHAPE = dict(
@@ -40,10 +41,10 @@ def tiny(name: str) -> torch.nn.Module:
     return transformers.AutoModelForCausalLM.from_config(CONFIGS[name], dtype=torch.float32).eval()
 
 
-def random_walk(module, operations: int, vocab: int, longest: int) -> None:  # type: ignore[no-untyped-def]
+def random_walk(new_session: Callable[[], Session], operations: int, vocab: int, longest: int) -> None:
     """Random extends and truncates by `feed`; now and then its rows against a fresh prefill's."""
     generator = random.Random(0)
-    session = HuggingFaceSession(module)
+    session = new_session()
     tokens: list[int] = []
     for i in range(operations):
         del tokens[generator.randrange(len(tokens) + 1) if generator.random() < 0.5 else len(tokens) :]
@@ -53,19 +54,20 @@ def random_walk(module, operations: int, vocab: int, longest: int) -> None:  # t
         logits = feed(session, tokens, rows)
         assert session.tokens.tolist() == tokens
         if i % 10 == 9:
-            fresh = feed(HuggingFaceSession(module), tokens, rows)
+            fresh = feed(new_session(), tokens, rows)
             np.testing.assert_allclose(logits, fresh, atol=2e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_feed_equals_a_fresh_prefill(name: str) -> None:
-    random_walk(tiny(name), operations=1000, vocab=101, longest=40)
+    module = tiny(name)
+    random_walk(lambda: HuggingFaceSession(module), operations=1000, vocab=101, longest=40)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["drafter", "qwen", "gemma"])
 def test_feed_equals_a_fresh_prefill_on_real_models(name: str, request: pytest.FixtureRequest) -> None:
-    random_walk(request.getfixturevalue(name).module, operations=1000, vocab=40_000, longest=40)
+    random_walk(request.getfixturevalue(name).session, operations=1000, vocab=40_000, longest=40)
 
 
 def test_rows_are_those_of_a_whole_pass_without_a_cache() -> None:
@@ -176,11 +178,11 @@ def test_a_dropped_session_frees_its_cache() -> None:
 
 
 def test_models_that_cannot_be_rewound_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:  # type: ignore[no-untyped-def]
-    from omnidraft.backends import huggingface
+    from omnidraft.backends import checkpoint, huggingface
     from omnidraft.errors import OptionError
 
     config = transformers.MambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1)
     transformers.MambaForCausalLM(config).save_pretrained(tmp_path)
-    monkeypatch.setattr(huggingface.AutoTokenizer, "from_pretrained", lambda folder: SimpleNamespace())
+    monkeypatch.setattr(checkpoint.AutoTokenizer, "from_pretrained", lambda folder: SimpleNamespace())
     with pytest.raises(OptionError, match="recurrent"):
         huggingface.HuggingFaceModel(tmp_path, name="mamba", precision="float32")
