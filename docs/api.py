@@ -18,7 +18,7 @@ OUT = Path(__file__).with_name("api.md")
 # What is documented beside the package itself, in reading order.
 MODULES = (
     "errors", "types", "stats", "sampling", "session", "vocab", "ngrams", "processors", "hub", "align", "tasks",
-    "bench", "picture", "provenance",
+    "bench", "curve", "picture", "provenance",
 )  # fmt: skip
 
 _HEAD = """# API
