@@ -18,7 +18,7 @@ OUT = Path(__file__).with_name("api.md")
 # What is documented beside the package itself, in reading order.
 MODULES = (
     "errors", "types", "stats", "sampling", "session", "vocab", "ngrams", "processors", "hub", "align", "tasks",
-    "bench", "picture", "learn.learner", "learn.trainer", "learn.profile", "learn.exchange", "provenance",
+    "bench", "curve", "picture", "learn.learner", "learn.trainer", "learn.profile", "learn.exchange", "provenance",
 )  # fmt: skip
 
 _HEAD = """# API

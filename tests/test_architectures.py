@@ -57,7 +57,7 @@ def test_answers_equal_plain_decoding(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_feed_equals_a_fresh_prefill_and_a_pass_without_a_cache(name: str) -> None:
     module = tiny_module(tiny_config(name)).requires_grad_(False)
-    random_walk(module, operations=40, vocab=VOCAB, longest=40)
+    random_walk(lambda: HuggingFaceSession(module), operations=40, vocab=VOCAB, longest=40)
     tokens = list(range(30))
     whole = module(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].numpy()
     session = HuggingFaceSession(module)

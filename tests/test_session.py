@@ -20,13 +20,14 @@ NAMES = ["Llama", "Qwen2", "Gemma3Text"]
 
 @pytest.mark.parametrize("name", NAMES)
 def test_feed_equals_a_fresh_prefill(name: str) -> None:
-    random_walk(tiny_module(tiny_config(name)), operations=1000, vocab=VOCAB, longest=40)
+    module = tiny_module(tiny_config(name))
+    random_walk(lambda: HuggingFaceSession(module), operations=1000, vocab=VOCAB, longest=40)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["drafter", "qwen", "gemma"])
 def test_feed_equals_a_fresh_prefill_on_real_models(name: str, request: pytest.FixtureRequest) -> None:
-    random_walk(request.getfixturevalue(name).module, operations=1000, vocab=40_000, longest=40)
+    random_walk(request.getfixturevalue(name).session, operations=1000, vocab=40_000, longest=40)
 
 
 def test_a_long_prompt_is_fed_in_chunks() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,7 @@ import torch
 import transformers
 from toy import toy_tokenizer
 
-from omnidraft.backends.huggingface import HuggingFaceSession
-from omnidraft.session import feed
+from omnidraft.session import Session, feed
 
 MERGES = 40
 VOCAB = toy_tokenizer(MERGES).get_vocab_size()
@@ -188,10 +188,10 @@ def save_tokenizer(folder: Path, *, order: int = 0) -> Any:
     return tokenizer
 
 
-def random_walk(module: Any, operations: int, vocab: int, longest: int) -> None:
+def random_walk(new_session: Callable[[], Session], operations: int, vocab: int, longest: int) -> None:
     """Random extends and truncates by `feed`; now and then its rows against a fresh prefill's."""
     generator = random.Random(0)
-    session = HuggingFaceSession(module)
+    session = new_session()
     tokens: list[int] = []
     for i in range(operations):
         del tokens[generator.randrange(len(tokens) + 1) if generator.random() < 0.5 else len(tokens) :]
@@ -201,5 +201,5 @@ def random_walk(module: Any, operations: int, vocab: int, longest: int) -> None:
         logits = feed(session, tokens, rows)
         assert session.tokens.tolist() == tokens
         if i % 10 == 9:
-            fresh = feed(HuggingFaceSession(module), tokens, rows)
+            fresh = feed(new_session(), tokens, rows)
             np.testing.assert_allclose(logits, fresh, atol=2e-4, rtol=1e-3)

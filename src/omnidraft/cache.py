@@ -128,6 +128,8 @@ def _missing_or_cut(folder: Path) -> str | None:
 
 
 def _weights_fault(folder: Path) -> str | None:
+    if (folder / "openvino_model.xml").is_file():
+        return None if (folder / "openvino_model.bin").is_file() else "has no openvino_model.bin"
     index = folder / "model.safetensors.index.json"
     try:
         shards = (

@@ -45,6 +45,11 @@ _COMMANDS = {
         "explain",
         'omnidraft explain --target qwen2.5-coder-0.5b --method prefill "Write a haiku."',
     ),
+    "curve": (
+        "costs",
+        "curve",
+        "omnidraft curve --model qwen2.5-coder-0.5b --longest 8 --json curve.json",
+    ),
     "models": ("models", "models_app", ""),
     "ngrams": ("vocabularies", "ngrams_app", ""),
     "profile": ("profiles", "profile_app", ""),

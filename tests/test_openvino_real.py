@@ -1,0 +1,66 @@
+"""The OpenVINO engine on real models: answers, rewinding, and how much the precision changes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_models import SAMPLINGS, compare_with_plain, fifty_prompts
+from tiny_models import random_walk
+
+from omnidraft import OmniDraft, load_model
+from omnidraft.demo import PROMPTS
+from omnidraft.session import Model, feed
+
+pytest.importorskip("openvino")
+pytestmark = pytest.mark.models
+
+METHODS = [("text", 4), ("direct", 4), ("text", 8), ("direct", 2)]
+
+
+def on_openvino(name: str, precision: str = "int8") -> Model:
+    return load_model(name, engine="openvino", precision=precision)
+
+
+@pytest.fixture(scope="module")
+def ov_drafter() -> Model:
+    return on_openvino("smollm2-135m")
+
+
+def test_answers_equal_plain_decoding(ov_drafter: Model) -> None:
+    target = on_openvino("qwen2.5-coder-0.5b")
+    counts = compare_with_plain(target, ov_drafter, PROMPTS[0:10:5], SAMPLINGS["greedy"], METHODS, 16)
+    assert counts["same"] > 0
+
+
+def test_rows_are_near_those_of_transformers(ov_drafter: Model, drafter: Model) -> None:
+    """Eight bits for weights move the logits, but by little."""
+    tokens = drafter.chat([{"role": "user", "content": PROMPTS[4]}])
+    rows = feed(ov_drafter.session(), tokens, len(tokens))
+    expected = feed(drafter.session(), tokens, len(tokens))
+    assert np.abs(rows - expected).mean() < 0.05 * expected.std()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["smollm2-135m", "qwen2.5-coder-0.5b", "gemma3-270m"])
+def test_feed_equals_a_fresh_prefill(name: str) -> None:
+    random_walk(on_openvino(name).session, operations=1000, vocab=40_000, longest=40)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8", "int4"])
+def test_fifty_prompts(precision: str, ov_drafter: Model, data: Path, record_property) -> None:  # type: ignore[no-untyped-def]
+    prompts = fifty_prompts(data)
+    target = on_openvino("qwen2.5-coder-0.5b", precision)
+    counts = compare_with_plain(target, ov_drafter, prompts, SAMPLINGS["greedy"], METHODS, 64)
+    exact, own = OmniDraft(on_openvino("qwen2.5-coder-0.5b", "float32"), None), OmniDraft(target, None)
+    options = dict(temperature=0.0, max_tokens=64)
+    changed = sum(
+        exact.generate(prompt, **options).tokens != own.generate(prompt, **options).tokens
+        for prompt in prompts
+    )
+    record_property("counts", json.dumps(counts | {"changed from float32": changed}))
+    print(f"\n{precision}: {counts}, {changed} of {len(prompts)} differ from float32's")
+    assert sum(counts.values()) == 50
