@@ -11,6 +11,8 @@ import torch
 import transformers
 from toy import toy_tokenizer
 
+from omnidraft.vocab import _CHAR_OF
+
 _NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -28,12 +30,13 @@ _NAMES = {
 CONTEXT = 2048
 
 
-def tiny_module(merges: int, *, seed: int = 0, scale: float = 1.0) -> Any:
-    """A module for `toy_tokenizer(merges, order=seed)`; `scale` sharpens its laws."""
+def tiny_module(merges: int, *, seed: int = 0) -> Any:
+    """A module for `toy_tokenizer(merges, order=seed)`. What it says follows mostly from the last character, in the
+    same way in every vocabulary: so two of them agree often."""
     torch.manual_seed(seed)
     config = transformers.Qwen2Config(
         vocab_size=toy_tokenizer(merges).get_vocab_size(),
-        hidden_size=64,
+        hidden_size=128,
         intermediate_size=96,
         num_hidden_layers=2,
         num_attention_heads=4,
@@ -44,15 +47,20 @@ def tiny_module(merges: int, *, seed: int = 0, scale: float = 1.0) -> Any:
     )
     module = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
-        module.lm_head.weight.mul_(scale)
+        for text, id in toy_tokenizer(merges, order=seed).get_vocab().items():
+            module.model.embed_tokens.weight[id] = 3 * _vector(text[-1], config.hidden_size)
+            module.lm_head.weight[id] *= 0.2
+            module.lm_head.weight[id] += 0.2 * _vector(text[0], config.hidden_size)
     return module
 
 
-def write_gguf(
-    path: Path, merges: int, *, seed: int = 0, scale: float = 1.0, fields: dict[str, Any] | None = None
-) -> Path:
+def _vector(char: str, size: int) -> torch.Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(ord(char)))
+
+
+def write_gguf(path: Path, merges: int, *, seed: int = 0, fields: dict[str, Any] | None = None) -> Path:
     """`tiny_module` and its tokenizer as a GGUF file. `fields` replace metadata, for adversarial files."""
-    module, tokenizer = tiny_module(merges, seed=seed, scale=scale), toy_tokenizer(merges, order=seed)
+    module, tokenizer = tiny_module(merges, seed=seed), toy_tokenizer(merges, order=seed)
     config, spec = module.config, json.loads(tokenizer.to_str())
     tokens = [text for text, _ in sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1])]
     special = {token["content"] for token in spec["added_tokens"]}
@@ -82,6 +90,28 @@ def write_gguf(
         else:
             stem = _NAMES[stem]
         writer.add_tensor(f"{stem}.{kind}", weight.float().numpy())
+    return _written(writer, path)
+
+
+def write_recurrent(path: Path) -> Path:
+    """A Mamba without weights: its header suffices to refuse it."""
+    writer = gguf.GGUFWriter(path, "mamba")
+    writer.add_context_length(64)
+    writer.add_embedding_length(16)
+    writer.add_block_count(1)
+    writer.add_ssm_conv_kernel(4)
+    writer.add_ssm_inner_size(32)
+    writer.add_ssm_state_size(4)
+    writer.add_ssm_time_step_rank(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(list(_CHAR_OF.values()))
+    writer.add_token_merges(["a b"])
+    return _written(writer, path)
+
+
+def _written(writer: gguf.GGUFWriter, path: Path) -> Path:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

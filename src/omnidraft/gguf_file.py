@@ -26,7 +26,17 @@ _STRING, _ARRAY = 8, 9
 # <|endoftext|>. A GGUF names a single EOS where the upstream generation_config lists several.
 _ENDS = ("<|im_end|>", "<|endoftext|>", "<end_of_turn>", "<|eot_id|>", "<|end|>")
 # Where the file is silent: SentencePiece begins with a BOS, and so does byte-level BPE of these families.
-_BOS_FIRST = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken")
+_BOS_FIRST = (
+    "llama3",
+    "llama-v3",
+    "llama-bpe",
+    "falcon3",
+    "falcon-h1",
+    "pixtral",
+    "midm-2.0",
+    "lfm2",
+    "tekken",
+)
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,9 @@ def _byte_level(facts: Gguf, name: str) -> Tokenizer:
         # them; left in, their names would pass for bytes.
         if not (facts.token_types[id] == _UNUSED and token.startswith("[PAD"))
     }
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=_listed_merges(facts), ignore_merges=splitting.whole_words))
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocab, merges=_listed_merges(facts), ignore_merges=splitting.whole_words)
+    )
     steps: list[pre_tokenizers.PreTokenizer] = []
     if splitting.digits:
         steps.append(pre_tokenizers.Digits(individual_digits=True))
@@ -158,7 +160,8 @@ def _sentencepiece(facts: Gguf) -> Tokenizer:
     gemma = facts.architecture.startswith("gemma")
     # Gemma's files spell its tokens of several spaces with spaces, and its merges go by position, not by score.
     tokens = [
-        _METASPACE * len(token) if gemma and token and not token.strip(" ") else token for token in facts.tokens
+        _METASPACE * len(token) if gemma and token and not token.strip(" ") else token
+        for token in facts.tokens
     ]
     vocab = {token: id for id, token in enumerate(tokens)}
     merges = _listed_merges(facts) or _implied_merges(

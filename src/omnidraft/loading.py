@@ -17,6 +17,7 @@ from omnidraft.session import Model
 DEFAULT_DRAFTER = "smollm2-135m"
 # engine -> (module, extra), in the order in which `auto` prefers them on a CPU (docs/decisions.md)
 _BACKENDS = {
+    "llamacpp": ("llamacpp", "llamacpp"),
     "transformers": ("huggingface", "hf"),
 }
 ENGINES = ("auto", *_BACKENDS)

@@ -53,12 +53,16 @@ class GgufModel:
             return self.encode("\n".join(message["content"] for message in messages))
         specials = {"bos": self._facts.bos, "eos": self._facts.eos, "unk": self._facts.unknown}
         try:
-            text = _environment().from_string(self._facts.chat_template).render(
-                messages=list(messages),
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
-                **{f"{role}_token": token for role, token in specials.items() if token is not None},
+            text = (
+                _environment()
+                .from_string(self._facts.chat_template)
+                .render(
+                    messages=list(messages),
+                    tools=None,
+                    documents=None,
+                    add_generation_prompt=True,
+                    **{f"{role}_token": token for role, token in specials.items() if token is not None},
+                )
             )
         except jinja2.TemplateError as error:
             raise OptionError(
@@ -71,14 +75,15 @@ class GgufModel:
         return list(self._tokenizer.encode(text).ids)
 
 
-class _Generation(Extension):
+class _Generation(Extension):  # type: ignore[misc]
     """`{% generation %}` marks what a model wrote, for training; here it is nothing."""
 
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> list[Node]:
         next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        body: list[Node] = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return body
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import re
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -51,9 +52,9 @@ _log = logging.getLogger(__name__)
 class Settings:
     """llama.cpp's own settings, by its own names.
 
-    n_ctx: tokens of a KV cache; 0 lets it grow up to the model's context. n_gpu_layers: layers on the GPU where there is
-    one; -1 is all. n_threads: 0 is OMP_NUM_THREADS, else as many as this process has cores. use_mmap: read the file in
-    place rather than copy it. flash_attn: auto, on, off. cache_type: of the KV cache's values: f32, f16, q8_0.
+    n_ctx: tokens of a KV cache; 0 lets it grow up to the model's context. n_gpu_layers: layers on the GPU where
+    there is one; -1 is all. n_threads: 0 is OMP_NUM_THREADS, else as many as this process has cores. use_mmap: read
+    the file in place rather than copy it. flash_attn: auto, on, off. cache_type: of a KV cache: f32, f16, q8_0.
 
     Raises:
         OptionError: a value outside its range.
@@ -72,7 +73,9 @@ class Settings:
                 raise OptionError(f"llamacpp's {name} is {getattr(self, name)}; it must be {least} or more")
         for name, known in (("flash_attn", _FLASH_ATTENTION), ("cache_type", _CACHE_TYPES)):
             if getattr(self, name) not in known:
-                raise OptionError(f"llamacpp's {name} is {getattr(self, name)!r}; use one of {', '.join(known)}")
+                raise OptionError(
+                    f"llamacpp's {name} is {getattr(self, name)!r}; use one of {', '.join(known)}"
+                )
 
     @classmethod
     def parse(cls, settings: Mapping[str, str], device: str = "auto") -> Settings:
@@ -81,7 +84,7 @@ class Settings:
         Raises:
             OptionError: a setting that is unknown or outside its range, or a GPU that this build cannot use.
         """
-        kinds = {field.name: type(field.default) for field in fields(cls)}
+        kinds: dict[str, Any] = {field.name: type(field.default) for field in fields(cls)}
         if unknown := settings.keys() - kinds.keys():
             raise OptionError(f"llamacpp has no setting {min(unknown)!r}; known are {', '.join(kinds)}")
         values: dict[str, Any] = {}
@@ -254,6 +257,7 @@ class Context:
         parameters.swa_full = True  # without it a sliding window's tokens are gone when the cache is cut
         self.room = room
         self._model = model  # must outlive the context
+        _messages.clear()
         self._handle = llama.llama_init_from_model(model.handle, parameters)
         if self._handle is None:
             raise OptionError(
@@ -269,12 +273,13 @@ class Context:
 
     def decode(self, ids: Any, logits: Rows) -> None:
         """Append at most _BATCH tokens; write the logits after the last ones. ids: array of int, logits: [rows, V]"""
-        wanted = bytes(len(ids) - len(logits)) + b"\x01" * len(logits)
+        wanted = (ctypes.c_int8 * len(ids))(*[0] * (len(ids) - len(logits)), *[1] * len(logits))
         batch = llama.llama_batch(
             n_tokens=len(ids),
             token=ctypes.cast(ids.buffer_info()[0], ctypes.POINTER(ctypes.c_int32)),
-            logits=ctypes.cast(wanted, ctypes.POINTER(ctypes.c_int8)),
+            logits=wanted,
         )
+        _messages.clear()
         if status := llama.llama_decode(self._handle, batch):
             raise InsufficientMemoryError(
                 f"llama.cpp's pass over {len(ids)} tokens failed with {status} ({_messages.error}); "
@@ -300,11 +305,13 @@ def _load(file: Path, name: str, settings: Settings, *, header_only: bool = Fals
     parameters.vocab_only = header_only
     parameters.n_gpu_layers = settings.n_gpu_layers
     parameters.load_mode = llama.LLAMA_LOAD_MODE_MMAP if settings.use_mmap else llama.LLAMA_LOAD_MODE_NONE
-    _messages.error = "no reason given"
+    _messages.clear()
     handle = llama.llama_model_load_from_file(os.fsencode(file), parameters)
     if handle is None:
         if "corrupted" in _messages.error:
-            raise DamagedFileError(f"llama.cpp cannot load {name} ({_messages.error}); fetch or export the file again")
+            raise DamagedFileError(
+                f"llama.cpp cannot load {name} ({_messages.error}); fetch or export the file again"
+            )
         raise UnsupportedModelError(
             f"llama.cpp cannot load {name} ({_messages.error}); update llama-cpp-python, choose another model, or use "
             "the engine 'transformers'"
@@ -363,22 +370,25 @@ def _cores() -> int:
 
 
 class _Messages:
-    """llama.cpp's messages, kept off the user's terminal; the last error is for ours."""
+    """llama.cpp's messages, kept off the user's terminal. `error`: the first since `clear`, the one that says why."""
 
     _ERROR, _CONTINUED = 4, 5  # of ggml's log levels
 
     def __init__(self) -> None:
-        self.error = ""
+        self.clear()
         self._level = 0
         self._callback = llama.llama_log_callback(self._receive)  # llama.cpp keeps a pointer to it
         llama.llama_log_set(self._callback, None)
+
+    def clear(self) -> None:
+        self.error = "no reason given"
 
     def _receive(self, level: int, text: bytes, _: object) -> None:
         self._level = self._level if level == self._CONTINUED else level
         line = text.decode("utf-8", "replace").strip()
         _log.debug("%s", line)
-        if self._level == self._ERROR and line:
-            self.error = line
+        if self._level == self._ERROR and line and self.error == "no reason given":
+            self.error = re.sub(r"^\w+: ", "", line)  # the function that complains
 
 
 _messages = _Messages()
