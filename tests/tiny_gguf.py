@@ -48,9 +48,9 @@ def tiny_module(merges: int, *, seed: int = 0) -> Any:
     module = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for text, id in toy_tokenizer(merges, order=seed).get_vocab().items():
-            module.model.embed_tokens.weight[id] = 3 * _vector(text[-1], config.hidden_size)
-            module.lm_head.weight[id] *= 0.2
-            module.lm_head.weight[id] += 0.2 * _vector(text[0], config.hidden_size)
+            module.model.embed_tokens.weight[id] = 10 * _vector(text[-1], config.hidden_size)
+            module.lm_head.weight[id] *= 0.5
+            module.lm_head.weight[id] += 0.3 * _vector(text[0], config.hidden_size)
     return module
 
 

@@ -106,9 +106,9 @@ def resolve_gguf(name: str, progress: Progress | None = None) -> Path:
     fetch: Callable[[Path, Progress], Origin]
     if name in KNOWN_MODELS:
         fetch = functools.partial(fetch_known, name)
-    elif path.is_file():
+    elif os.path.isfile(path):
         return path
-    elif hub_id and hub_id["file"] and not path.is_dir():
+    elif hub_id and hub_id["file"] and not os.path.isdir(path):
         fetch = functools.partial(fetch_hub_gguf, name, hub_id["repo"], hub_id["file"])
     else:
         raise UnsupportedModelError(
@@ -120,8 +120,7 @@ def resolve_gguf(name: str, progress: Progress | None = None) -> Path:
         return kept
     progress = progress or Progress(disable=True)
     with locked(home.name, progress), writing(home):
-        home.mkdir(parents=True, exist_ok=True)
-        return fetch(home, progress).gguf
+        return _fetched(home, fetch, progress).gguf
 
 
 def check(name: str) -> None:
@@ -299,17 +298,21 @@ def _converted(name: str, fetch: Callable[[Path, Progress], Origin], progress: P
     with locked(home.name, progress), writing(home):
         if is_ready(checkpoint):  # another process made it while we waited
             return checkpoint
-        home.mkdir(parents=True, exist_ok=True)
-        try:
-            origin = fetch(home, progress)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                home.rmdir()  # if nothing was kept
-            raise
+        origin = _fetched(home, fetch, progress)
         task = progress.add_task(f"converting {name}", total=None)
         _convert(name, origin, checkpoint)
         progress.remove_task(task)
     return checkpoint
+
+
+def _fetched(home: Path, fetch: Callable[[Path, Progress], Origin], progress: Progress) -> Origin:
+    home.mkdir(parents=True, exist_ok=True)
+    try:
+        return fetch(home, progress)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            home.rmdir()  # if nothing was kept
+        raise
 
 
 def _convert(name: str, origin: Origin, checkpoint: Path) -> None:

@@ -26,7 +26,7 @@ from omnidraft.errors import (
     UnsupportedModelError,
 )
 from omnidraft.gguf_file import Gguf, read_gguf
-from omnidraft.session import Engine
+from omnidraft.session import Engine, Session
 from omnidraft.types import Rows, as_tokens
 
 PRECISIONS = ("auto",)  # what the file holds
@@ -193,7 +193,7 @@ class LlamaCppModel(GgufModel):
         return min(self.context_length, max(2 * now, needed, first))
 
 
-class LlamaCppSession:
+class LlamaCppSession(Session):
     """One KV cache of a llama.cpp model; see `omnidraft.session.Session`."""
 
     def __init__(self, model: LlamaCppModel) -> None:
