@@ -20,6 +20,7 @@ test: setup
 	$(BIN)/pytest
 
 test-full: setup
+	CMAKE_ARGS=-DLLAVA_BUILD=OFF $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[llamacpp]'
 	$(BIN)/pytest --full
 
 check: setup

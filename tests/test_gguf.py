@@ -71,6 +71,18 @@ def test_unknown_tokenizers_are_refused(tmp_path: Path, fields: dict[str, str]) 
         GgufModel(read_gguf(file), "unknown")
 
 
+@pytest.mark.parametrize("change", ["token_types", "merges", "unknown merge"])
+def test_tokenizers_that_do_not_hold_together_are_refused(tiny: Path, change: str) -> None:
+    facts = read_gguf(tiny)
+    fields = dict(facts.fields)
+    if change == "token_types":
+        facts = dataclasses.replace(facts, token_types=facts.token_types[:-1])
+    else:
+        fields["tokenizer.ggml.merges"] = 7 if change == "merges" else ["never seen"]
+    with pytest.raises(DamagedFileError, match="does not hold together"):
+        build_tokenizer(dataclasses.replace(facts, fields=fields), "tiny")
+
+
 def with_template(file: Path, template: str) -> GgufModel:
     return GgufModel(dataclasses.replace(read_gguf(file), chat_template=template), "tiny")
 
@@ -114,7 +126,7 @@ def test_vocabularies_agree_with_upstream_s_tokenizer_json(name: str) -> None:
     """Bytes, special tokens, encodings and chats, against transformers and the checkpoint."""
     import transformers
 
-    from omnidraft.backends.huggingface import load_vocab
+    from omnidraft.backends.checkpoint import load_vocab
 
     checkpoint = hub.resolve(name)
     facts: Gguf = read_gguf(checkpoint.parent / "model.gguf")

@@ -248,12 +248,22 @@ def test_what_cannot_run_is_refused(
     with pytest.raises(DamagedFileError, match="begin with GGUF"):
         loaded(tmp_path / "not.gguf")
     monkeypatch.setattr(llamacpp, "_free_memory", lambda: 1_000_000)
-    monkeypatch.setattr(
-        llamacpp, "_load", lambda *_, header_only: None if header_only else pytest.fail("loaded")
-    )
-    monkeypatch.setattr(llamacpp, "_require_rewindable", lambda *_: None)
+    monkeypatch.setattr(llamacpp, "_load", lambda *_: pytest.fail("loaded"))
     with pytest.raises(InsufficientMemoryError, match="GB are free; choose a smaller model"):
         loaded(files["target"])
+
+
+def test_what_llama_cpp_calls_recurrent_is_refused(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for question, message in [
+        ("llama_model_is_hybrid", "recurrent"),
+        ("llama_model_has_encoder", "decoder-only"),
+    ]:
+        with monkeypatch.context() as patch:
+            patch.setattr(llamacpp.llama, question, lambda model: True)
+            with pytest.raises(UnsupportedModelError, match=message):
+                LlamaCppModel(files["target"], name="target")
 
 
 def test_a_name_leads_to_the_file(
@@ -292,6 +302,5 @@ def test_models_and_caches_are_freed(files: dict[str, Path], monkeypatch: pytest
             llamacpp.llama, name, lambda handle, free=free, name=name: (freed.append(name), free(handle))
         )
     session: LlamaCppSession | None = LlamaCppModel(files["drafter"], name="drafter").session()
-    freed.clear()  # the header was read first
     session = None
     assert freed == ["llama_free", "llama_model_free"], session

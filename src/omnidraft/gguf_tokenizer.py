@@ -20,7 +20,7 @@ from tokenizers import (
     processors,
 )
 
-from omnidraft.errors import VocabularyError
+from omnidraft.errors import DamagedFileError, VocabularyError
 from omnidraft.gguf_file import Gguf
 from omnidraft.vocab import _CHAR_OF
 
@@ -89,18 +89,31 @@ def build_tokenizer(facts: Gguf, name: str) -> Tokenizer:
 
     Raises:
         VocabularyError: a kind of tokenizer, or a splitting, that we do not know.
+        DamagedFileError: tokens, their types, merges and scores that do not go together.
     """
     kind = facts.fields.get("tokenizer.ggml.model")
-    if kind == "gpt2":
-        tokenizer = _byte_level(facts, name)
-    elif kind == "llama":
-        tokenizer = _sentencepiece(facts)
-    else:
+    if kind not in ("gpt2", "llama"):
         raise VocabularyError(
             f"{name} has a tokenizer of kind {kind!r}, which we cannot build; "
             "use a model with a byte-level or SentencePiece BPE tokenizer"
         )
     byte_level = kind == "gpt2"
+    if byte_level and facts.pre_tokenizer not in _SPLITTINGS:
+        raise VocabularyError(
+            f"{name} splits text as {facts.pre_tokenizer!r} does, which we do not know; use another model, or this "
+            "one's checkpoint with its tokenizer.json on the engine 'transformers'"
+        )
+    try:
+        tokenizer = _byte_level(facts) if byte_level else _sentencepiece(facts)
+        _add_specials(tokenizer, facts, byte_level)
+    except Exception as error:  # the library's own has no class
+        raise DamagedFileError(
+            f"the tokenizer of {name} does not hold together ({error}); fetch or export the file again"
+        ) from error
+    return tokenizer
+
+
+def _add_specials(tokenizer: Tokenizer, facts: Gguf, byte_level: bool) -> None:
     known = tokenizer.get_vocab()
     added = [
         AddedToken(token, normalized=False, special=type == _CONTROL)
@@ -115,16 +128,10 @@ def build_tokenizer(facts: Gguf, name: str) -> Tokenizer:
         tokenizer.post_processor = processors.TemplateProcessing(
             single=[facts.bos, "$A"], special_tokens=[(facts.bos, facts.tokens.index(facts.bos))]
         )
-    return tokenizer
 
 
-def _byte_level(facts: Gguf, name: str) -> Tokenizer:
-    splitting = _SPLITTINGS.get(facts.pre_tokenizer)
-    if splitting is None:
-        raise VocabularyError(
-            f"{name} splits text as {facts.pre_tokenizer!r} does, which we do not know; use another model of that "
-            "family, or its checkpoint with tokenizer.json on the engine 'transformers'"
-        )
+def _byte_level(facts: Gguf) -> Tokenizer:
+    splitting = _SPLITTINGS[facts.pre_tokenizer]
     vocab = {
         _byte_spelled(token): id
         for id, token in enumerate(facts.tokens)

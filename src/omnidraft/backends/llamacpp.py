@@ -43,6 +43,7 @@ _FLASH_ATTENTION = {
     "on": llama.LLAMA_FLASH_ATTN_TYPE_ENABLED,
     "off": llama.LLAMA_FLASH_ATTN_TYPE_DISABLED,
 }
+_RECURRENT = re.compile(r"\.(ssm|wkv|shortconv|kda)\.")  # fields of a GGUF file: such layers keep a state
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 _log = logging.getLogger(__name__)
@@ -151,18 +152,19 @@ class LlamaCppModel(GgufModel):
     def __init__(self, file: Path, *, name: str, settings: Settings | None = None) -> None:
         self.settings = settings = settings or Settings()
         facts = read_gguf(file)
-        _require_rewindable(file, name)
+        if any(_RECURRENT.search(field) for field in facts.fields):
+            raise _not_rewindable(name)
         self._cache_bytes = _cache_bytes(facts, settings)
         if not settings.on_gpu:
             first = min(facts.context_length, settings.n_ctx or _FIRST_CONTEXT)
             _require_memory(name, file.stat().st_size + int(first * self._cache_bytes))
         super().__init__(facts, name)
         self.handle = _load(file, name, settings)
+        weakref.finalize(self, llama.llama_model_free, self.handle)
         self.width = len(facts.tokens)
         self.context_length = min(facts.context_length, settings.n_ctx or facts.context_length)
         kind = llama.llama_ftype_name(llama.llama_model_ftype(self.handle)) or b"unknown"
         self.engine = Engine("llamacpp", kind.decode(), "gpu" if settings.on_gpu else "cpu")
-        weakref.finalize(self, llama.llama_model_free, self.handle)
 
     def session(self) -> LlamaCppSession:
         """A new, empty KV cache.
@@ -300,9 +302,8 @@ class Context:
             )
 
 
-def _load(file: Path, name: str, settings: Settings, *, header_only: bool = False) -> Any:
+def _load(file: Path, name: str, settings: Settings) -> Any:
     parameters = llama.llama_model_default_params()
-    parameters.vocab_only = header_only
     parameters.n_gpu_layers = settings.n_gpu_layers
     parameters.load_mode = llama.LLAMA_LOAD_MODE_MMAP if settings.use_mmap else llama.LLAMA_LOAD_MODE_NONE
     _messages.clear()
@@ -316,22 +317,22 @@ def _load(file: Path, name: str, settings: Settings, *, header_only: bool = Fals
             f"llama.cpp cannot load {name} ({_messages.error}); update llama-cpp-python, choose another model, or use "
             "the engine 'transformers'"
         )
+    refusal = None
+    if llama.llama_model_is_recurrent(handle) or llama.llama_model_is_hybrid(handle):
+        refusal = _not_rewindable(name)
+    elif llama.llama_model_has_encoder(handle) or llama.llama_model_is_diffusion(handle):
+        refusal = UnsupportedModelError(f"{name} does not write token by token; choose a decoder-only model")
+    if refusal:
+        llama.llama_model_free(handle)
+        raise refusal
     return handle
 
 
-def _require_rewindable(file: Path, name: str) -> None:
-    """Read the header by llama.cpp itself, and refuse what speculative decoding cannot use."""
-    model = _load(file, name, Settings(), header_only=True)
-    try:
-        if llama.llama_model_is_recurrent(model) or llama.llama_model_is_hybrid(model):
-            raise UnsupportedModelError(
-                f"{name} keeps a recurrent state that cannot be rewound after a rejection; choose a model with "
-                "attention layers only"
-            )
-        if llama.llama_model_has_encoder(model) or llama.llama_model_is_diffusion(model):
-            raise UnsupportedModelError(f"{name} does not write token by token; choose a decoder-only model")
-    finally:
-        llama.llama_model_free(model)
+def _not_rewindable(name: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{name} keeps a recurrent state that cannot be rewound after a rejection; choose a model with attention "
+        "layers only"
+    )
 
 
 def _cache_bytes(facts: Gguf, settings: Settings) -> float:
