@@ -21,6 +21,7 @@ test: setup
 	$(BIN)/pytest
 
 test-full: setup
+	CMAKE_ARGS=-DLLAVA_BUILD=OFF $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[llamacpp]'
 	$(BIN)/pytest --full
 
 # Inputs that found something new are kept in .fuzz, and the next run goes on from them.

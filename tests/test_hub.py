@@ -26,6 +26,7 @@ from omnidraft.errors import (
     MissingExtraError,
     ModelNotFoundError,
 )
+from omnidraft.gguf_file import Gguf
 
 NAME = "toy"
 PARTS = [b"GGUF first", b" and second", b" and last"]
@@ -76,11 +77,11 @@ def toy(tmp_path, monkeypatch):
     monkeypatch.setattr(
         convert, "convert_gguf", lambda file, folder: write_checkpoint(folder, file.read_bytes())
     )
-    monkeypatch.setattr(convert, "read_gguf", lambda file: FACTS)
+    monkeypatch.setattr(hub, "read_gguf", lambda file: FACTS)
     return known
 
 
-FACTS = convert.Gguf(
+FACTS = Gguf(
     parameters=1,
     name="Toy",
     licence="mit",

@@ -39,6 +39,10 @@ class UnsupportedModelError(OmniDraftError):
     """A model that an engine cannot run."""
 
 
+class InsufficientMemoryError(OmniDraftError):
+    """A model and its KV cache do not fit in the memory that is free."""
+
+
 class VocabularyError(OmniDraftError):
     """A tokenizer whose tokens cannot be turned into bytes."""
 

@@ -37,8 +37,15 @@ from omnidraft.cache import (
     writing,
 )
 from omnidraft.catalog import KNOWN_MODELS
-from omnidraft.errors import CacheError, DamagedFileError, MissingExtraError, ModelNotFoundError
+from omnidraft.errors import (
+    CacheError,
+    DamagedFileError,
+    MissingExtraError,
+    ModelNotFoundError,
+    UnsupportedModelError,
+)
 from omnidraft.fetch import Origin, fetch_hub_gguf, fetch_known, fetch_snapshot
+from omnidraft.gguf_file import is_gguf, read_gguf
 
 __all__ = [
     "ModelInfo",
@@ -46,8 +53,10 @@ __all__ = [
     "check",
     "list_models",
     "pull",
+    "pull_gguf",
     "remove",
     "resolve",
+    "resolve_gguf",
     "verify",
     "weights_fingerprint",
 ]
@@ -82,6 +91,36 @@ def resolve(name: str, progress: Progress | None = None) -> Path:
         CacheError: the cache cannot be written, or the disk is too full.
     """
     return _locate(name)(progress or Progress(disable=True))
+
+
+def resolve_gguf(name: str, progress: Progress | None = None) -> Path:
+    """The GGUF file that `name` means, as it was published, fetched on first use. No conversion.
+
+    Raises:
+        UnsupportedModelError: `name` means a model, but no GGUF file.
+        OmniDraftError: as for `resolve`.
+    """
+    check(name)
+    path = Path(os.path.expanduser(name))
+    hub_id = _HUB_ID.fullmatch(name)
+    fetch: Callable[[Path, Progress], Origin]
+    if name in KNOWN_MODELS:
+        fetch = functools.partial(fetch_known, name)
+    elif os.path.isfile(path):
+        return path
+    elif hub_id and hub_id["file"] and not os.path.isdir(path):
+        fetch = functools.partial(fetch_hub_gguf, name, hub_id["repo"], hub_id["file"])
+    else:
+        raise UnsupportedModelError(
+            f"{name} is no GGUF file; name one, on disk or as org/name/file.gguf, or use the engine 'transformers'"
+        )
+    home = home_of(name)
+    kept = home / "model.gguf"
+    if kept.is_file():  # its sha256 was checked before it got that name
+        return kept
+    progress = progress or Progress(disable=True)
+    with locked(home.name, progress), writing(home):
+        return _fetched(home, fetch, progress).gguf
 
 
 def check(name: str) -> None:
@@ -134,10 +173,24 @@ def pull(name: str) -> Path:
     Raises:
         OmniDraftError: as for `resolve`.
     """
+    with _shown_progress() as progress:
+        return resolve(name, progress)
+
+
+def pull_gguf(name: str) -> Path:
+    """`resolve_gguf`, with a progress bar on stderr.
+
+    Raises:
+        OmniDraftError: as for `resolve_gguf`.
+    """
+    with _shown_progress() as progress:
+        return resolve_gguf(name, progress)
+
+
+def _shown_progress() -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        return resolve(name, progress)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def list_models() -> list[ModelInfo]:
@@ -245,22 +298,26 @@ def _converted(name: str, fetch: Callable[[Path, Progress], Origin], progress: P
     with locked(home.name, progress), writing(home):
         if is_ready(checkpoint):  # another process made it while we waited
             return checkpoint
-        home.mkdir(parents=True, exist_ok=True)
-        try:
-            origin = fetch(home, progress)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                home.rmdir()  # if nothing was kept
-            raise
+        origin = _fetched(home, fetch, progress)
         task = progress.add_task(f"converting {name}", total=None)
         _convert(name, origin, checkpoint)
         progress.remove_task(task)
     return checkpoint
 
 
+def _fetched(home: Path, fetch: Callable[[Path, Progress], Origin], progress: Progress) -> Origin:
+    home.mkdir(parents=True, exist_ok=True)
+    try:
+        return fetch(home, progress)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            home.rmdir()  # if nothing was kept
+        raise
+
+
 def _convert(name: str, origin: Origin, checkpoint: Path) -> None:
     stat = origin.gguf.stat()
-    facts = convert.read_gguf(origin.gguf)
+    facts = read_gguf(origin.gguf)
     require_space(checkpoint.parent, 2 * facts.parameters)
     unfinished = checkpoint.with_name("checkpoint.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -284,13 +341,12 @@ def _convert(name: str, origin: Origin, checkpoint: Path) -> None:
 
 def _require_gguf(file: Path) -> None:
     try:
-        with file.open("rb") as stream:
-            begin = stream.read(4)
+        known = is_gguf(file)
     except OSError as error:
         raise ModelNotFoundError(
             f"{file} cannot be read ({error.strerror}); change its permissions, or give another file"
         ) from error
-    if begin != b"GGUF":
+    if not known:
         raise ModelNotFoundError(f"{file} is not a GGUF file; give a GGUF file or a checkpoint's folder")
 
 

@@ -18,6 +18,7 @@ DEFAULT_DRAFTER = "smollm2-135m"
 # engine -> (module, extra), in the order in which `auto` prefers them on a CPU (docs/decisions.md)
 _BACKENDS = {
     "openvino": ("openvino", "openvino"),
+    "llamacpp": ("llamacpp", "llamacpp"),
     "transformers": ("huggingface", "hf"),
 }
 ENGINES = ("auto", *_BACKENDS)
