@@ -22,7 +22,7 @@ from tokenizers import (
 
 from omnidraft.errors import DamagedFileError, VocabularyError
 from omnidraft.gguf_file import Gguf
-from omnidraft.vocab import _CHAR_OF
+from omnidraft.vocab import CHAR_OF
 
 _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5  # the format's types of tokens
 _METASPACE = "\u2581"
@@ -157,10 +157,10 @@ def _byte_spelled(token: str) -> str:
     """The token in the alphabet of bytes; some files spell added tokens as text."""
     if all(char in _BYTES for char in token):
         return token
-    return "".join(_CHAR_OF[byte] for byte in token.encode())
+    return "".join(CHAR_OF[byte] for byte in token.encode())
 
 
-_BYTES = frozenset(_CHAR_OF.values())
+_BYTES = frozenset(CHAR_OF.values())
 
 
 def _sentencepiece(facts: Gguf) -> Tokenizer:
