@@ -22,7 +22,7 @@ from tokenizers import (
 
 from omnidraft.errors import DamagedFileError, VocabularyError
 from omnidraft.gguf_file import Gguf
-from omnidraft.vocab import CHAR_OF
+from omnidraft.pieces import CHAR_OF
 
 _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5  # the format's types of tokens
 _METASPACE = "\u2581"

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
+from omnidraft.backends.loading import load_causal_lm
 from omnidraft.errors import MissingExtraError, OptionError
 from omnidraft.learn.losses import Pushed, loss_named
 from omnidraft.learn.traces import Trace
@@ -77,7 +77,7 @@ class Trainer:
         self.training = training
         self._loss = loss_named(training.loss)
         self._pushed = Pushed(lexicon)
-        module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        module = load_causal_lm(folder, folder.name, torch.float32)
         if training.rank:
             module = _with_lora(module, training)
         self.module = module.eval()  # no dropout: a drafter is trained as it drafts
@@ -179,10 +179,14 @@ def adapter_document(drafter: str, rank: int) -> dict[str, Any]:
 
 
 def _put_before_layers(module: Any, gate: Callable[[], None]) -> None:
-    layers = next(child for child in module.modules() if isinstance(child, torch.nn.ModuleList))
-    for layer in layers:
-        layer.register_forward_pre_hook(lambda *_: gate())
-        layer.register_full_backward_pre_hook(lambda *_: gate())
+    def on_the_way_back(layer: Any, given: Any, output: Any) -> None:
+        hidden = output[0] if isinstance(output, tuple) else output
+        if hidden.requires_grad:
+            hidden.register_hook(lambda gradient: gate())
+
+    for layer in next(child for child in module.modules() if isinstance(child, torch.nn.ModuleList)):
+        layer.register_forward_pre_hook(lambda layer, given: gate())
+        layer.register_forward_hook(on_the_way_back)
 
 
 def _with_lora(module: Any, training: Training) -> Any:
