@@ -35,6 +35,11 @@ _COMMANDS = {
         "omnidraft bench --target qwen2.5-coder-0.5b --task mbpp --data DIR --limit 3",
     ),
     "demo": ("compare", "demo", "omnidraft demo --target qwen2.5-coder-1.5b"),
+    "adapt": (
+        "learning",
+        "adapt",
+        "omnidraft adapt --target qwen2.5-coder-0.5b --task gsm8k --data DIR --limit 20 --held-out 4",
+    ),
     "align": (
         "vocabularies",
         "align",

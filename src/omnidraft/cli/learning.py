@@ -1,0 +1,184 @@
+"""The command that learns from a stream: adapt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from omnidraft.cli.common import check_options, check_writable, engines, err, load, out
+from omnidraft.cli.options import (
+    Device,
+    DrafterName,
+    DrafterPrecision,
+    Engine,
+    K,
+    MaxTokens,
+    Precision,
+    Seed,
+    Settings,
+    Target,
+    Temperature,
+)
+from omnidraft.errors import MissingExtraError, OptionError
+
+if TYPE_CHECKING:
+    from omnidraft.learn.learner import Learner
+
+
+def adapt(
+    target: Target,
+    task: Annotated[
+        str | None, typer.Option(help="A task: its training split is the stream, its test split judges.")
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="Prompts of your own instead; every tenth judges.")
+    ] = None,
+    drafter: DrafterName = "smollm2-135m",
+    data: Annotated[Path, typer.Option(help="Folder of the task data.")] = Path("../shared/data"),
+    limit: Annotated[int, typer.Option(help="Prompts of the stream.")] = 100,
+    held_out: Annotated[int, typer.Option(help="Prompts that are answered before and after.")] = 20,
+    profile: Annotated[str, typer.Option(help="Where what is learned is kept.")] = "default",
+    learn: Annotated[str, typer.Option(help="When to learn: between answers, idle, or off.")] = "between",
+    loss: Annotated[str | None, typer.Option(help="What to learn (docs/learning.md).")] = None,
+    budget: Annotated[float, typer.Option(help="Share of the time that learning may take.")] = 0.3,
+    rank: Annotated[int | None, typer.Option(help="Of the LoRA adapter; 0 trains all weights.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Of AdamW.")] = None,
+    method: Annotated[str, typer.Option(help="direct, ngram, prefill, text or auto.")] = "auto",
+    k: K = 4,
+    temperature: Temperature = 0.0,
+    seed: Seed = 0,
+    max_tokens: MaxTokens = 64,
+    as_json: Annotated[Path | None, typer.Option("--json", help="Write curve and result here.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the curve here, as PNG or SVG.")] = None,
+    engine: Engine = "auto",
+    precision: Precision = "auto",
+    drafter_precision: DrafterPrecision = "auto",
+    device: Device = "auto",
+    settings: Settings = None,
+) -> None:
+    """Answer a stream of prompts while learning from it; goes on where an earlier run was stopped."""
+    stream, judges = _prompts(task, prompts, data, limit, held_out)
+    for path in (as_json, plot):
+        if path:
+            check_writable(path)
+    if plot:
+        _require_matplotlib()
+    options: dict[str, Any] = dict(
+        method=method, k=k, temperature=temperature, seed=seed, max_tokens=max_tokens
+    )
+    check_options(options)
+    # Weights change in torch.
+    where = engines(engine, "transformers", precision, drafter_precision, device, settings)
+    model = load(target, drafter, options, **where)
+    from omnidraft.learn.adapt import adapt as run
+    from omnidraft.provenance import provenance
+
+    given = dict(loss=loss, rank=rank, learning_rate=learning_rate)
+    training: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    learner = model.learn(learn, profile=profile, budget=budget, **training)
+    if learner.problem:
+        err.print(f"warning: {learner.problem}", markup=False)
+    try:
+        with _live(len(stream), learner) as show:
+            result = run(model, learner, stream, judges, on_answer=show, **options)
+    finally:
+        model.close()
+    out.print(_held_out_table(result["held_out"]))
+    record = {
+        "provenance": provenance() | {"engines": model.engines, **options},
+        "task": task or str(prompts),
+        "target": target,
+        "drafter": drafter,
+        "profile": profile,
+        "loss": learner.learning.training.loss,
+        "seed": seed,
+        **result,
+    }
+    if as_json:
+        as_json.write_text(json.dumps(record, indent=1) + "\n")
+    if plot:
+        from omnidraft.learn.plot import draw_curve
+
+        draw_curve(record, plot)
+
+
+def _prompts(
+    task: str | None, prompts: Path | None, data: Path, limit: int, held_out: int
+) -> tuple[list[str], list[str]]:
+    from omnidraft.tasks import load_task
+
+    if held_out < 1:
+        raise OptionError(f"held-out is {held_out}; it must be 1 or more")
+    if (task is None) == (prompts is None):
+        raise OptionError("the stream is missing or there are two; give --task NAME or --prompts FILE")
+    if task is not None:
+        return load_task(task, data, limit, split="train"), load_task(task, data, held_out)
+    own = load_task(str(prompts), data, limit + held_out)
+    judges = own[9::10][:held_out]
+    if not judges:
+        raise OptionError(f"{prompts} has {len(own)} prompts; ten are the least: every tenth judges")
+    return [prompt for i, prompt in enumerate(own) if i % 10 != 9][:limit], judges
+
+
+def _require_matplotlib() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("matplotlib") is None:
+        raise MissingExtraError("matplotlib", "plot")
+
+
+@contextmanager
+def _live(total: int, learner: Learner) -> Iterator[Any]:
+    """A line that is renewed after each answer: where it stands, and the last twenty answers."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from omnidraft.learn.adapt import rolling
+
+    points: list[dict[str, Any]] = []
+    columns = (BarColumn(20), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+    with Progress(*columns, console=err) as progress:
+        line = progress.add_task("", total=total)
+
+        def show(point: dict[str, Any]) -> None:
+            points.append(point)
+            last = points[-20:]
+            speed = sum(p["tokens"] for p in last) / sum(p["seconds"] for p in last)
+            account = learner.account
+            loss = "" if account.loss is None else f", loss {account.loss:.3f}"
+            progress.update(
+                line,
+                completed=point["answer"],
+                description=f"{rolling(points)[-1]:.2f} tokens/step, {speed:.1f} tokens/s, "
+                f"{account.updates} updates{loss}, {len(learner.ngrams)} n-grams, "
+                f"{account.seconds:.0f} s of learning",
+            )
+
+        yield show
+
+
+def _held_out_table(held_out: dict[str, dict[str, Any]]) -> Table:
+    table = Table("held out", box=None)
+    for name in ("prompts", "tokens/step", "", "acceptance", "", "tokens/s"):
+        table.add_column(name, justify="right")
+    for when, found in held_out.items():
+        intervals: Sequence[Sequence[float]] = (
+            found["tokens_per_step_interval"],
+            found["acceptance_rate_interval"],
+        )
+        steps, rates = (f"{low:.2f} to {high:.2f}" for low, high in intervals)
+        table.add_row(
+            when,
+            str(found["prompts"]),
+            f"{found['tokens_per_step']:.2f}",
+            steps,
+            f"{found['acceptance_rate']:.3f}",
+            rates,
+            f"{found['tokens_per_second']:.1f}",
+        )
+    return table
