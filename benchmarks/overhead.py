@@ -96,13 +96,14 @@ def measure(
 def main(
     target: str = "qwen2.5-coder-0.5b",
     drafter: str = "smollm2-135m",
+    engine: str = "auto",
     k: int = 8,
     max_tokens: int = 32,
     prompts: Annotated[int, typer.Option(help="Answers each way, the first not counted.")] = 4,
     out: Annotated[Path | None, typer.Option("--json")] = None,
 ) -> None:
     """Measure and print."""
-    model = load(target, drafter)
+    model = load(target, drafter, engine=engine)
     model.trie("prefill")
     rows = [{"way": way} | measure(model, PROMPTS[:prompts], max_tokens, k, WAYS[way]) for way in WAYS]
     for name, text in (("short", LONG[:400]), ("long", LONG)):
@@ -113,7 +114,12 @@ def main(
         costs = f"median {row['median_ms']:.2f} ms, mean {row['mean_ms']:.2f} ms"
         print(f"{row['way']}: {costs}, of it the trie {row['trie_median_ms']:.2f} ms; {row['steps']} steps")
     if out:
-        out.write_text(json.dumps({"provenance": provenance() | {"k": k}, "rows": rows}, indent=1) + "\n")
+        out.write_text(
+            json.dumps(
+                {"provenance": provenance() | {"k": k, "engines": model.engines}, "rows": rows}, indent=1
+            )
+            + "\n"
+        )
 
 
 if __name__ == "__main__":
