@@ -118,6 +118,30 @@ def test_hidden_states_are_those_before_the_output_layer(models, folders) -> Non
     np.testing.assert_allclose(session.hidden @ output.T, rows, atol=1e-4)
 
 
+def test_an_adapter_does_what_it_does_in_torch(folders: dict[str, Path]) -> None:
+    where = dict(engine="openvino", precision="float32")
+    ours = load_model(str(folders["qwen3"]), **where)  # type: ignore[arg-type]
+    theirs = load_model(str(folders["qwen3"]), engine="transformers", precision="float32")
+    generator = np.random.default_rng(0)
+    adapter = {}
+    for name, layer in theirs.module.named_modules():  # type: ignore[attr-defined]
+        if name.endswith("_proj"):
+            shapes = {"A": (4, layer.in_features), "B": (layer.out_features, 4)}
+            for which, shape in shapes.items():
+                matrix = generator.standard_normal(shape, np.float32)
+                adapter[f"base_model.model.{name}.lora_{which}.weight"] = matrix
+    before = feed(ours.session(), TOKENS, 3)
+    for scale in (0.1, 0.2):
+        rows = feed(ours.adapted(adapter, scale).session(), TOKENS, 3)  # type: ignore[attr-defined]
+        expected = feed(theirs.adapted(adapter, scale).session(), TOKENS, 3)  # type: ignore[attr-defined]
+        np.testing.assert_allclose(rows, expected, atol=2e-4)
+        assert np.abs(rows - before).max() > 0.1
+    assert np.array_equal(before, feed(ours.session(), TOKENS, 3))
+    for wrong in ({}, {name: matrix for name, matrix in adapter.items() if "q_proj" in name}):
+        with pytest.raises(OptionError, match="does not fit"):
+            ours.adapted(wrong)  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("engines", ["openvino", "openvino, torch drafts", "torch, openvino drafts"])
 def test_answers_equal_plain_decoding(engines: str, models, folders, home, small) -> None:  # type: ignore[no-untyped-def]
     target, drafter = models["gemma3"], small

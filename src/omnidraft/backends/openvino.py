@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import copy
 from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import openvino as ov
+from numpy.typing import NDArray
 from openvino import opset13 as op
 
 from omnidraft import hub
 from omnidraft.backends import openvino_graph as graph
 from omnidraft.backends.checkpoint import CheckpointModel
-from omnidraft.backends.openvino_convert import MODEL, converted, is_ours, require_memory
+from omnidraft.backends.openvino_convert import MODEL, converted, require_memory
 from omnidraft.errors import OptionError, UnsupportedModelError
 from omnidraft.session import Engine, Session
 from omnidraft.types import Rows, as_tokens
 
 PRECISIONS = ("auto", *graph.PRECISIONS)
 AS_EXPORTED = "as exported"
-_SETTINGS = {
+SETTINGS = {
     "PERFORMANCE_HINT": "LATENCY",  # one stream of requests, which uses all cores
     "ENABLE_CPU_PINNING": "NO",  # a pinned thread waits for whoever else runs on its core
     # Keys and values in 8 bits, OpenVINO's own choice, round a token's row by what was in the pass beside it.
@@ -66,14 +69,11 @@ def load(
     """
     check(precision, device, settings)
     folder = hub.pull(name)
-    if not (folder / MODEL).is_file():
-        precision = "int8" if precision == "auto" else precision
-        text = CheckpointModel(folder, name).config.get_text_config()
-        folder = converted(name, folder, text, precision)
-    elif precision != "auto":
+    exported = (folder / MODEL).is_file()
+    if exported and precision != "auto":
         raise OptionError(f"{name} is exported already; leave the precision out, or export it anew")
-    else:
-        precision = AS_EXPORTED
+    if precision == "auto":
+        precision = AS_EXPORTED if exported else "int8"
     return OpenVinoModel(folder, name=name, precision=precision, settings=settings)
 
 
@@ -88,7 +88,10 @@ class OpenVinoSession(Session):
         self.tokens = as_tokens()
         self.seconds = 0.0
         self._request = model.compiled.create_infer_request()
-        self._inputs = model.inputs
+        self._adapter = model.adapter  # the request only borrows it
+        for name, matrix in self._adapter.items():
+            self._request.set_tensor(name, ov.Tensor(matrix, shared_memory=True))
+        self._inputs = [name for name in model.inputs if name not in model.adapter]
         self._maskable = model.maskable
         self._slots = array("q")  # of each token
         self._used = 0  # slots, those of forgotten tokens included
@@ -161,9 +164,10 @@ class OpenVinoSession(Session):
 
 
 class OpenVinoModel(CheckpointModel):
-    """A folder with an OpenVINO model; see `omnidraft.session.Model`.
+    """A checkpoint converted, or a folder with an OpenVINO model; see `omnidraft.session.Model`.
 
     Raises:
+        UnsupportedModelError: an architecture that cannot be converted.
         UnsupportedModelError: a model without state, or whose output layer cannot be found.
         MemoryShortageError: the weights do not fit.
         VocabularyError: no tokenizer, or one whose tokens do not spell bytes.
@@ -171,25 +175,63 @@ class OpenVinoModel(CheckpointModel):
 
     def __init__(self, folder: Path, *, name: str, precision: str, settings: Mapping[str, str]) -> None:
         super().__init__(folder, name)
-        # The engine lays the weights out anew, beside the file's pages.
-        require_memory(2 * (folder / MODEL).with_suffix(".bin").stat().st_size, f"loading {name}")
         self.engine = Engine("openvino", precision, "cpu")
-        self._settings = {**_SETTINGS, **settings}
+        self.adapter: dict[str, NDArray[np.float32]] = {}  # input -> matrix
+        self._settings = {**SETTINGS, **settings}
+        text = self.config.get_text_config()
+        exported = precision == AS_EXPORTED
+        self.graph = (folder if exported else converted(name, folder, text, precision)) / MODEL
+        # The engine lays the weights out anew, beside the file's pages.
+        require_memory(2 * self.graph.with_suffix(".bin").stat().st_size, f"loading {name}")
+        self.compiled = self._compile(rank=0)
+        self.inputs = [port.any_name for port in self.compiled.inputs]
         # By position ids alone can a slot be left out; a window that counts slots counts the forgotten ones too.
-        own_graph = is_ours(folder)
-        self._compile(ov.Core().read_model(folder / MODEL))
-        self.maskable = "position_ids" in self.inputs and (
-            own_graph or not any(graph.windows(self.config.get_text_config()))
-        )
+        self.maskable = "position_ids" in self.inputs and not (exported and any(graph.windows(text)))
+        self._adaptable: dict[int, ov.CompiledModel] = {}  # by rank
 
     def session(self) -> OpenVinoSession:
         """A new, empty KV cache."""
         return OpenVinoSession(self)
 
-    def _compile(self, model: ov.Model) -> None:
+    def adapted(self, adapter: Mapping[str, NDArray[Any]], scale: float = 1.0) -> OpenVinoModel:
+        """This model with a LoRA adapter: another Model over the same weights, which stay as they are.
+
+        The first adapter of a rank compiles a graph that takes one; another is only bound to it.
+
+        `adapter`: matrices by PEFT's names, `...NAME.lora_A.weight` [rank, in] and `...NAME.lora_B.weight`
+        [out, rank]; `scale`: alpha / rank.
+
+        Raises:
+            OptionError: the adapter is of another model, or this one was exported by other tools.
+        """
+        matrices = {
+            name.removeprefix("base_model.model.").removesuffix(".weight"): np.ascontiguousarray(
+                matrix * np.float32(scale) if ".lora_B." in name else matrix, np.float32
+            )
+            for name, matrix in adapter.items()
+        }
+        rank = next((len(matrix) for name, matrix in matrices.items() if name.endswith(".lora_A")), 0)
+        if rank not in self._adaptable:
+            self._adaptable[rank] = self._compile(rank)
+        twin = copy.copy(self)
+        twin.compiled = self._adaptable[rank]
+        twin.inputs = [port.any_name for port in twin.compiled.inputs]
+        expected = {
+            port.any_name: list(port.shape) for port in twin.compiled.inputs if ".lora_" in port.any_name
+        }
+        given = {name: list(matrix.shape) for name, matrix in matrices.items()}
+        if not rank or given != expected:
+            raise OptionError(f"the adapter does not fit {self.name}; choose the adapter of this drafter")
+        twin.adapter = matrices
+        return twin
+
+    def _compile(self, rank: int) -> ov.CompiledModel:
+        """The graph, ready to run; with inputs for an adapter of this rank, if any."""
+        model = ov.Core().read_model(self.graph)
         _cut(model, self.name)
-        self.compiled = ov.Core().compile_model(model, "CPU", self._settings)
-        self.inputs = [port.any_name for port in self.compiled.inputs]
+        if rank:
+            graph.take_adapter(model, rank)
+        return ov.Core().compile_model(model, "CPU", self._settings)
 
 
 def _cut(model: ov.Model, name: str) -> None:

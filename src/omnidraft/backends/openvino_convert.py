@@ -87,11 +87,6 @@ def _available_memory() -> int | None:
         return None
 
 
-def is_ours(folder: Path) -> bool:
-    """Whether the graph in the folder is of our making."""
-    return (folder / cache.MANIFEST).is_file()
-
-
 def _stamp(checkpoint: Path) -> list[list[Any]]:
     """Names, sizes and times of the files that a conversion reads."""
     files = [*checkpoint.glob("*.safetensors"), checkpoint / "config.json"]

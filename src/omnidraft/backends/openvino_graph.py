@@ -63,6 +63,26 @@ def build(folder: Path, config: Any, precision: str) -> ov.Model:
         return _Decoder(config, _open(folder, files), precision).model()
 
 
+def take_adapter(model: ov.Model, rank: int) -> None:
+    """Give every linear layer two inputs, by its name in the checkpoint: .lora_A [rank, in] and .lora_B [out, rank]."""
+    inputs = []
+    for node in model.get_ordered_ops():
+        name = node.get_friendly_name()
+        if node.get_type_name() != "MatMul" or not name.startswith("model.layers."):
+            continue
+        outputs, width = node.input_value(1).get_partial_shape().to_shape()
+        down = _input(f"{name}.lora_A", [rank, width], np.float32)
+        up = _input(f"{name}.lora_B", [outputs, rank], np.float32)
+        inputs += [down, up]
+        readers = list(node.output(0).get_target_inputs())
+        narrow = op.matmul(node.input_value(0), down, transpose_a=False, transpose_b=True)
+        adapted = op.add(node.output(0), op.matmul(narrow, up, transpose_a=False, transpose_b=True))
+        for reader in readers:
+            reader.replace_source_output(adapted.output(0))
+    model.add_parameters(inputs)
+    model.validate_nodes_and_infer_types()
+
+
 def _open(folder: Path, files: ExitStack) -> Tensors:
     """Read tensors by name, one at a time."""
     index = folder / "model.safetensors.index.json"
