@@ -1,4 +1,4 @@
-"""Plain decoding through our session against OpenVINO GenAI's own pipeline: the same converted model, prompts and tokens.
+"""Plain decoding through our session against OpenVINO GenAI's own pipeline: same converted model, prompts and tokens.
 
     python benchmarks/against_genai.py --model smollm2-135m --json results/against_genai.json
 
