@@ -11,7 +11,7 @@ import torch
 import transformers
 from toy import toy_tokenizer
 
-from omnidraft.vocab import _CHAR_OF
+from omnidraft.pieces import CHAR_OF
 
 _NAMES = {
     "model.embed_tokens": "token_embd",
@@ -106,7 +106,7 @@ def write_recurrent(path: Path) -> Path:
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(list(_CHAR_OF.values()))
+    writer.add_token_list(list(CHAR_OF.values()))
     writer.add_token_merges(["a b"])
     return _written(writer, path)
 
