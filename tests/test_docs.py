@@ -63,8 +63,9 @@ def user(whole_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     monkeypatch.setenv("OMNIDRAFT_HOME", str(shutil.copytree(whole_home, tmp_path / "home")))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "DIR").mkdir()
-    row = {"task_id": 11, "text": "Add two numbers.", "test_list": ["assert add(1, 2) == 3"]}
-    (tmp_path / "DIR" / "mbpp.jsonl").write_text(json.dumps(row) + "\n")
+    row = {"text": "Add two numbers.", "test_list": ["assert add(1, 2) == 3"]}
+    rows = [json.dumps(row | {"task_id": id}) for id in (11, 601)]  # of the test and of the training split
+    (tmp_path / "DIR" / "mbpp.jsonl").write_text("\n".join(rows) + "\n")
     omnidraft.load("qwen2.5-coder-0.5b").save_ngrams(tmp_path / "FILE")
     store = ProfileStore()
     store.save(

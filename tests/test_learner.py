@@ -25,8 +25,6 @@ from omnidraft.learn.traces import Trace
 from omnidraft.learn.trainer import Trainer, Training
 from omnidraft.session import feed
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")  # peft's
-
 TARGET = ToyModel(toy_vocab(60, order=2, padding=5), name="target", seed=1)
 PROMPTS = ["the flake", "then the lake was", "a stone", "by the water", "the bird", "in the evening"]
 FAST = dict(learning_rate=2e-2, batch=2, rank=8)

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from omnidraft import OmniDraft, load, load_model, loading
 from omnidraft.errors import (
     DamagedFileError,
-    MemoryShortageError,
+    InsufficientMemoryError,
     MissingExtraError,
     OptionError,
     UnsupportedModelError,
@@ -245,7 +245,7 @@ def test_what_cannot_be_is_refused(options, error, message: str, folders) -> Non
 def test_too_little_memory_is_said_before_the_work(folders, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(openvino_convert, "_available_memory", lambda: 1000)
     monkeypatch.delattr(openvino_graph, "build")
-    with pytest.raises(MemoryShortageError, match="GB are available; close"):
+    with pytest.raises(InsufficientMemoryError, match="GB are available; close"):
         load_model(str(folders["mistral"]), engine="openvino", precision="bfloat16")
 
 

@@ -24,10 +24,6 @@ class CacheError(OmniDraftError):
     """The cache folder cannot be written, or the disk is full."""
 
 
-class MemoryShortageError(OmniDraftError):
-    """What is asked for does not fit into memory."""
-
-
 class MissingExtraError(OmniDraftError):
     """An optional library is not installed."""
 

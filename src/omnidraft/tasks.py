@@ -79,6 +79,8 @@ def load_task(name: str, data: Path, limit: int, *, split: Split = "test") -> li
     filename, belongs = parts[split]
     rows = [row | {"row": i} for i, row in enumerate(_read(data / filename, name))]
     rows = [row for row in rows if belongs(row)]
+    if not rows:
+        raise OptionError(f"{data / filename} holds nothing of the {split} split; get the task's data again")
     if name == "spec_bench":
         rows = list(_in_turn(rows, key="category"))
     return [template(row) for row in islice(rows, limit)]

@@ -169,7 +169,7 @@ class OpenVinoModel(CheckpointModel):
     Raises:
         UnsupportedModelError: an architecture that cannot be converted.
         UnsupportedModelError: a model without state, or whose output layer cannot be found.
-        MemoryShortageError: the weights do not fit.
+        InsufficientMemoryError: the weights do not fit.
         VocabularyError: no tokenizer, or one whose tokens do not spell bytes.
     """
 

@@ -13,7 +13,7 @@ from rich.progress import Progress
 
 from omnidraft import cache
 from omnidraft.backends import openvino_graph as graph
-from omnidraft.errors import MemoryShortageError
+from omnidraft.errors import InsufficientMemoryError
 
 MODEL = "openvino_model.xml"
 _TEXT_FILES = ("*.json", "*.jinja", "tokenizer.model")  # what makes the folder a model by itself
@@ -27,7 +27,7 @@ def converted(name: str, checkpoint: Path, config: Any, precision: str) -> Path:
 
     Raises:
         UnsupportedModelError: an architecture that `openvino_graph` does not know.
-        MemoryShortageError: the conversion would not fit.
+        InsufficientMemoryError: the conversion would not fit.
         CacheError: the cache cannot be written, or the disk is too full.
     """
     graph.check_config(config, name)
@@ -69,11 +69,11 @@ def require_memory(needed: int, what: str) -> None:
     """Refuse work that needs more bytes of memory than are available, where the system says how many are.
 
     Raises:
-        MemoryShortageError: it does not fit.
+        InsufficientMemoryError: it does not fit.
     """
     available = _available_memory()
     if available is not None and available < needed:
-        raise MemoryShortageError(
+        raise InsufficientMemoryError(
             f"{what} needs about {needed / 1e9:.1f} GB of memory and {available / 1e9:.1f} GB are available; "
             "close other programs, or choose a smaller model or precision"
         )

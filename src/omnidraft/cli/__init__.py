@@ -38,7 +38,7 @@ _COMMANDS = {
     "adapt": (
         "learning",
         "adapt",
-        "omnidraft adapt --target qwen2.5-coder-0.5b --task gsm8k --data DIR --limit 20 --held-out 4",
+        "omnidraft adapt --target qwen2.5-coder-0.5b --task mbpp --data DIR --limit 20 --held-out 5",
     ),
     "align": (
         "vocabularies",

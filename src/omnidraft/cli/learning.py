@@ -14,6 +14,7 @@ from rich.table import Table
 from omnidraft.cli.common import check_options, check_writable, engines, err, load, out
 from omnidraft.cli.options import (
     Device,
+    DrafterEngine,
     DrafterName,
     DrafterPrecision,
     Engine,
@@ -57,6 +58,7 @@ def adapt(
     as_json: Annotated[Path | None, typer.Option("--json", help="Write curve and result here.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the curve here, as PNG or SVG.")] = None,
     engine: Engine = "auto",
+    drafter_engine: DrafterEngine = "auto",
     precision: Precision = "auto",
     drafter_precision: DrafterPrecision = "auto",
     device: Device = "auto",
@@ -73,8 +75,7 @@ def adapt(
         method=method, k=k, temperature=temperature, seed=seed, max_tokens=max_tokens
     )
     check_options(options)
-    # Weights change in torch.
-    where = engines(engine, "transformers", precision, drafter_precision, device, settings)
+    where = engines(engine, drafter_engine, precision, drafter_precision, device, settings)
     model = load(target, drafter, options, **where)
     from omnidraft.learn.adapt import adapt as run
     from omnidraft.provenance import provenance

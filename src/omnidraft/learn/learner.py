@@ -344,7 +344,8 @@ def learner_for(
     """A Learner for a pair, going on from a profile if one is named. Errors as in `OmniDraft.learn`."""
     if not hasattr(drafter, "adapted"):
         raise OptionError(
-            f"{drafter.name} runs on an engine that cannot be adapted; load it with drafter_engine='transformers'"
+            f"{drafter.name} runs on an engine that cannot be adapted; "
+            "load it with drafter_engine='openvino' or 'transformers'"
         )
     known = {field.name for field in fields(Training)}
     if unknown := training.keys() - known:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -195,7 +196,9 @@ def _with_lora(module: Any, training: Training) -> Any:
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "peft", "learn") from error
     torch.manual_seed(training.seed)
-    return get_peft_model(module, lora_config(LoraConfig, training.rank))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # PEFT's use of what transformers is to remove
+        return get_peft_model(module, lora_config(LoraConfig, training.rank))
 
 
 def lora_config(kind: Any, rank: int) -> Any:
