@@ -35,6 +35,7 @@ from rich.table import Table
 
 from omnidraft import hub
 from omnidraft.backends.huggingface import PRECISIONS, HuggingFaceModel
+from omnidraft.control import Fixed
 from omnidraft.decode import decode
 from omnidraft.drafting import Drafter
 from omnidraft.errors import OmniDraftError
@@ -93,7 +94,7 @@ def ours(
             prompt,
             sampler=Sampler(Sampling(), prompt, target.vocab.size),
             rule=Compare(),
-            k=k,
+            control=Fixed(k),
             max_tokens=max_tokens,
             ends=target.vocab.eos,
         )

@@ -39,6 +39,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen2Config
 
 from omnidraft.backends.huggingface import PRECISIONS, HuggingFaceSession, resolve_dtype
+from omnidraft.control import Fixed
 from omnidraft.decode import decode
 from omnidraft.drafting import Drafter
 from omnidraft.errors import OmniDraftError, OptionError
@@ -231,7 +232,7 @@ class Bench:
             self.prompt,
             sampler=Sampler(Sampling(), self.prompt, self.size),
             rule=Compare(),
-            k=max(setting.k, 1),
+            control=Fixed(max(setting.k, 1)),
             max_tokens=len(self.script) - len(self.prompt),
             ends=(),
         ):

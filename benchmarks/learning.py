@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from omnidraft import load_model
+from omnidraft.control import Fixed
 from omnidraft.decode import decode
 from omnidraft.drafting import Drafter
 from omnidraft.engine import OmniDraft
@@ -166,7 +167,7 @@ def _decode(
         sampler = Sampler(Sampling(), one.prompt, target.vocab.size)
         stats = Stats()
         for step in decode(
-            session, writer, one.prompt, sampler=sampler, rule=Compare(), k=k,
+            session, writer, one.prompt, sampler=sampler, rule=Compare(), control=Fixed(k),
             max_tokens=len(one.answer), ends=target.vocab.eos,
         ):  # fmt: skip
             stats.add(step)

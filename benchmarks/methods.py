@@ -28,6 +28,7 @@ import typer
 from omnidraft import OmniDraft, hub, load_model
 from omnidraft.backends.checkpoint import load_vocab
 from omnidraft.bench import method_options
+from omnidraft.control import Fixed
 from omnidraft.decode import decode
 from omnidraft.drafting import Drafter
 from omnidraft.engine import make_options
@@ -239,7 +240,14 @@ class Comparison:
         session = self.target_session
         session.begin(prompt, answer)
         for step in decode(
-            session, drafter, prompt, sampler=sampler, rule=rule, k=k, max_tokens=len(answer), ends=vocab.eos
+            session,
+            drafter,
+            prompt,
+            sampler=sampler,
+            rule=rule,
+            control=Fixed(k),
+            max_tokens=len(answer),
+            ends=vocab.eos,
         ):
             stats.add(step)
             tokens += step.tokens

@@ -67,12 +67,14 @@ def run(
 
 
 def method_options(method: str) -> dict[str, Any]:
-    """The options that a method's name stands for: `method[:verification][:splits|:nosplits]`."""
+    """The options that a method's name stands for: `method[:verification][:splits|:nosplits][:adaptive]`."""
     name, *details = method.split(":")
     options: dict[str, Any] = {"method": name}
     for detail in details:
         if detail in ("splits", "nosplits"):
             options["splits"] = detail == "splits"
+        elif detail == "adaptive":
+            options["adaptive"] = True
         else:
             options["verification"] = detail
     return options

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
+from omnidraft.control import Control
 from omnidraft.drafting import Drafter
 from omnidraft.sampling import Sampler
 from omnidraft.session import Session, feed
@@ -22,7 +23,7 @@ def decode(
     *,
     sampler: Sampler,
     rule: Rule,
-    k: int,
+    control: Control,
     max_tokens: int,
     ends: Collection[int],
 ) -> Iterator[Step]:
@@ -36,15 +37,17 @@ def decode(
         start = perf_counter()
         drafted_before = drafter.session.seconds if drafter else 0.0
         verified_before = target.seconds
-        draft, proposal = drafter.propose(context, min(k, room - 1)) if drafter else (Draft(()), Proposal(()))
+        k = min(control.length(), room - 1)
+        draft, proposal = drafter.propose(context, k) if drafter and k else (Draft(()), Proposal(()))
         if len(proposal.tokens) >= room:
             proposal = Proposal(proposal.tokens[: room - 1], proposal.lengths[: room - 1])
         rows = feed(target, context + as_tokens(proposal.tokens), rows=len(proposal.tokens) + 1)
         verdict = rule(rows, draft, proposal, sampler, ends)
         if drafter:
             drafter.translator.observe(verdict.tokens, proposal, verdict.accepted)
+        first = len(context) == len(prompt)
         context.extend(verdict.tokens)
-        yield Step(
+        step = Step(
             draft=draft,
             proposal=proposal,
             tokens=verdict.tokens,
@@ -54,6 +57,8 @@ def decode(
             verify_seconds=target.seconds - verified_before,
             seconds=perf_counter() - start,
         )
+        control.saw(step, first)
+        yield step
         if verdict.tokens[-1] in ends:
             return
 

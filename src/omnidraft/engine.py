@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from omnidraft import hub
+from omnidraft.control import Adaptive, Control, Fixed
 from omnidraft.decode import Chunk, decode, stream_text
 from omnidraft.drafting import Drafter
 from omnidraft.errors import ContextLengthError, OptionError, is_count
@@ -51,6 +52,8 @@ class Options:
     measures best (docs/decisions.md): `text` with `compare` at temperature 0, and with a seed, when the answer is plain
     decoding's token for token; `prefill` with `trie` when sampling without one. splits: whether draft tokens that the
     target lacks are taken apart; None does so for `ngram` and `prefill`, except under `paper`, which cannot.
+    k: draft tokens a step. adaptive: at most k, as many as promise most tokens a second by what passes have cost so
+    far; none where drafting does not pay.
     json_schema: the answer is a JSON document of this schema (extra `grammar`). processors: logits processors of
     transformers, grammars of `omnidraft.processors`, or functions of (tokens so far, logits) that give changed ones.
 
@@ -62,6 +65,7 @@ class Options:
     verification: Verification = "auto"
     splits: bool | None = None
     k: int = 4
+    adaptive: bool = False
     max_tokens: int = 512
     stop: tuple[str, ...] = ()
     raw: bool = False
@@ -191,6 +195,7 @@ class OmniDraft:
         self.learner: Learner | None = None
         self._drafting = drafter  # the drafter as it is adapted now
         self._learners: dict[str | None, tuple[Any, Learner]] = {}  # profile -> (settings, learner)
+        self._controls: dict[tuple[Strategy, int], Adaptive] = {}
         self._translators: dict[Strategy, Translator] = {}
         self._tries: dict[tuple[str, bool], Trie] = {}
         self._lock = threading.RLock()  # held for a step, never between steps
@@ -378,7 +383,7 @@ class OmniDraft:
             tokens,
             sampler=sampler,
             rule=rule,
-            k=options.k,
+            control=self._control(strategy, options),
             max_tokens=limit,
             ends=ends,
         )
@@ -396,6 +401,12 @@ class OmniDraft:
         return [
             one.processor(prompt_length) if isinstance(one, Grammar) else as_processor(one) for one in given
         ]
+
+    def _control(self, strategy: Strategy, options: Options) -> Control:
+        if not options.adaptive:
+            return Fixed(options.k)
+        # What passes cost, and how much is accepted, is carried from answer to answer.
+        return self._controls.setdefault((strategy, options.k), Adaptive(options.k))
 
     def _rule(self, strategy: Strategy) -> Rule:
         if strategy.verification == "compare":

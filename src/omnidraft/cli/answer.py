@@ -10,6 +10,7 @@ import typer
 
 from omnidraft.cli.common import engines, err, load, ngrams_kept, read_prompt
 from omnidraft.cli.options import (
+    Adaptive,
     Device,
     DrafterEngine,
     DrafterName,
@@ -51,6 +52,7 @@ def generate(
     verification: Verification = "auto",
     splits: Splits = None,
     k: K = 4,
+    adaptive: Adaptive = False,
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
     top_k: TopK = 0,
@@ -86,6 +88,7 @@ def generate(
         verification=verification,
         splits=splits,
         k=k,
+        adaptive=adaptive,
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,
@@ -142,6 +145,7 @@ def chat(
     verification: Verification = "auto",
     splits: Splits = None,
     k: K = 4,
+    adaptive: Adaptive = False,
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
     seed: Seed = None,
@@ -163,6 +167,7 @@ def chat(
         verification=verification,
         splits=splits,
         k=k,
+        adaptive=adaptive,
         temperature=temperature,
         top_p=top_p,
         seed=seed,

@@ -14,6 +14,10 @@ Target = Annotated[
 ]
 DrafterName = Annotated[str, typer.Option("--drafter", "-d", help="The drafter, named like a target.")]
 K = Annotated[int, typer.Option("-k", help="Draft tokens a step.")]
+Adaptive = Annotated[
+    bool,
+    typer.Option("--adaptive", help="Draft at most k tokens a step: as many as pay, none where none do."),
+]
 Temperature = Annotated[float, typer.Option(help="0 takes the most likely token.")]
 TopP = Annotated[float, typer.Option(help="Keep the likeliest tokens up to this mass.")]
 TopK = Annotated[int, typer.Option(help="Keep this many of the likeliest tokens; 0 keeps all.")]
