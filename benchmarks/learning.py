@@ -4,6 +4,7 @@
     python benchmarks/learning.py record GSM8K.test --task gsm8k --split test --limit 100
     python benchmarks/learning.py run OUT.jsonl --train GSM8K.train --test GSM8K.test --losses pushforward,hybrid
     python benchmarks/learning.py table OUT.jsonl
+    python benchmarks/learning.py pack results/learning.json OUT.jsonl
 
 At temperature 0 the target's answers do not depend on the drafter, so training on a recording is training on the
 stream, and decoding a recorded answer is decoding: tokens per step are the real ones. `run` writes a line for each
@@ -176,15 +177,32 @@ def _decode(
 
 
 @app.command()
+def pack(out: Path, files: list[Path]) -> None:
+    """Make one JSON file of results, for keeping: files by their names, folders left out."""
+
+    def names(value: Any) -> Any:
+        return ",".join(Path(part).name for part in value.split(",")) if isinstance(value, str) else value
+
+    lines = [json.loads(line) for file in files for line in _lines(file)]
+    for line in lines:
+        line["setting"] = {key: names(value) for key, value in line["setting"].items()}
+        line["provenance"]["argv"] = [names(argument) for argument in line["provenance"]["argv"]]
+    out.write_text("[\n" + ",\n".join(map(json.dumps, lines)) + "\n]\n")
+
+
+@app.command()
 def table(files: list[Path]) -> None:
-    """Before and after, with paired bootstrap intervals of the gain in tokens per step."""
-    shown = Table("loss", "rate", "rank", "seed", "answers", "agreement", "tokens/step", "gain", box=None)
+    """Before and after, with paired bootstrap intervals of the gain in tokens per step; of `run`'s or packed files."""
+    shown = Table(
+        "stream", "loss", "rate", "rank", "seed", "answers", "agreement", "tokens/step", "gain", box=None
+    )
     for file in files:
-        for line in map(json.loads, _lines(file)):
+        packed = file.read_text().startswith("[\n")
+        for line in json.loads(file.read_text()) if packed else map(json.loads, _lines(file)):
             s, curve = line["setting"], line["curve"]
             gain, low, high = gain_of(line["before"], line["after"])
             shown.add_row(
-                s["loss"], f"{s['rate']:g}", str(s["rank"]), str(s["seed"]), str(s["answers"]),
+                Path(s["train"]).name, s["loss"], f"{s['rate']:g}", str(s["rank"]), str(s["seed"]), str(s["answers"]),
                 f"{curve[0]['agreement']:.3f} to {curve[-1]['agreement']:.3f}",
                 f"{_per_step(line['before']):.2f} to {_per_step(line['after']):.2f}",
                 f"{gain - 1:+.1%} ({low - 1:+.1%} to {high - 1:+.1%})",
