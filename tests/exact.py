@@ -13,6 +13,7 @@ from typing import TypeVar
 import numpy as np
 from toy import ToySession
 
+from omnidraft.control import Fixed
 from omnidraft.decode import decode
 from omnidraft.drafting import Drafter
 from omnidraft.ngrams import Lexicon
@@ -193,7 +194,7 @@ class Pair:
                 self.context,
                 sampler=sampler,
                 rule=rule,
-                k=k,
+                control=Fixed(k),
                 max_tokens=max_tokens,
                 ends=vocab.eos,
             )

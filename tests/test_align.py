@@ -9,7 +9,7 @@ import pytest
 from test_cli import call, run
 from toy import ToyModel, toy_vocab
 
-from omnidraft import OmniDraft, align, engine
+from omnidraft import OmniDraft, align, loading
 from omnidraft.align import report
 from omnidraft.errors import NGramFileError, OmniDraftError, OptionError
 from omnidraft.ngrams import Lexicon, Trie
@@ -125,7 +125,7 @@ def test_mistakes_of_the_commands_cost_no_loading(
         raise AssertionError("a model was loaded")
 
     monkeypatch.setattr(align, "load_vocab", forbidden)
-    monkeypatch.setattr(engine, "load_model", forbidden)
+    monkeypatch.setattr(loading, "load_model", forbidden)
     with pytest.raises(OmniDraftError, match=f"{message}.*; "):
         call(arguments[0], "-t", "qwen2.5-coder-0.5b", *arguments[1:])
 
@@ -134,7 +134,7 @@ def test_explain_prints_steps_and_writes_their_svg(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     models = {"qwen2.5-coder-0.5b": ToyModel(LARGE, seed=1), "smollm2-135m": ToyModel(SMALL, seed=2)}
-    monkeypatch.setattr(engine, "load_model", lambda name, **options: models[name])
+    monkeypatch.setattr(loading, "load_model", lambda name, **options: models[name])
     explain = ["explain", "-t", "qwen2.5-coder-0.5b", "--max-tokens", "12", "the flake"]
     call(*explain)
     every = capsys.readouterr().out

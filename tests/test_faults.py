@@ -235,7 +235,7 @@ def processors_see_accepted_tokens_only() -> None:
     seen: list[list[int]] = []
 
     def watch(tokens: Sequence[int], row: Row) -> Row:
-        assert len(row) == target.vocab.size  # the target's row and the target's tokens
+        assert len(row) == target.vocab.width  # the target's row and the target's tokens
         seen.append(list(tokens))
         return row
 

