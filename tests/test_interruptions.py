@@ -196,7 +196,11 @@ def test_without_a_network(tmp_path: Path) -> None:
     [
         ("pip", ["pull", "smollm2-135m"], "needs pip, which this Python lacks; run"),
         ("torch", ["pull", "smollm2-135m"], "torch is not installed; pip install 'omnidraft[hf]'"),
-        ("torch", ["generate", "-t", "smollm2-135m", "hi"], "is not installed; pip install 'omnidraft[hf]'"),
+        (
+            "torch",
+            ["generate", "-t", "smollm2-135m", "--engine", "transformers", "hi"],
+            "is not installed; pip install 'omnidraft[hf]'",
+        ),
         ("transformers", ["align", "-t", "smollm2-135m"], "transformers is not installed; pip install"),
     ],
 )
