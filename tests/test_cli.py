@@ -218,7 +218,7 @@ def test_demo_shows_colours_and_a_table(
     shown = capsys.readouterr().out
     assert "drafted" in shown
     assert "acceptance" in shown
-    assert shown.count("2/2") == 3
+    assert shown.count("2/2") == 4
 
 
 @pytest.mark.models

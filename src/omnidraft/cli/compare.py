@@ -138,7 +138,7 @@ def demo(
         for text, source in chunk.pieces:
             out.print(text, style=_COLOURS[source], end="", markup=False)
 
-    methods = ["plain", "direct", "text"]
+    methods = ["plain", "direct", "text", "text:adaptive"]
     runs = benchmark.run(model.target, model.drafter, {"demo": PROMPTS}, methods, on_chunk=show, **options)
     out.print("\n")
     out.print(_results_table(benchmark.rows(runs, k=k, temperature=0.0, seed=None)))
