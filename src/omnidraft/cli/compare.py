@@ -146,8 +146,8 @@ def demo(
 
 def _results_table(rows: Sequence[dict[str, Any]]) -> Table:
     """The rows of a benchmark, for the terminal."""
-    table = Table("task", "method", box=None)
-    for name in ("acceptance", "tokens/step", "tokens/s", "speedup", "other ms/step", "same answers"):
+    table = Table("task", "method", box=None, pad_edge=False)
+    for name in ("acceptance", "tokens/step", "tokens/s", "speedup", "other ms", "same"):
         table.add_column(name, justify="right")
 
     def number(value: float | None, form: str = ".2f") -> str:
