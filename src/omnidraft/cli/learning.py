@@ -58,7 +58,7 @@ def adapt(
     as_json: Annotated[Path | None, typer.Option("--json", help="Write curve and result here.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the curve here, as PNG or SVG.")] = None,
     engine: Engine = "auto",
-    drafter_engine: DrafterEngine = "auto",
+    drafter_engine: DrafterEngine = "transformers",  # any drafter can learn there
     precision: Precision = "auto",
     drafter_precision: DrafterPrecision = "auto",
     device: Device = "auto",
