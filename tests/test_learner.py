@@ -214,6 +214,7 @@ def test_a_profile_is_gone_on_from(drafter: HuggingFaceModel, tmp_path: Path) ->
     again.close()
 
 
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")  # PEFT's own
 def test_peft_loads_the_adapter(drafter: HuggingFaceModel, tmp_path: Path) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
@@ -237,7 +238,7 @@ def test_idle_learning_waits_while_a_request_is_under_way(drafter: HuggingFaceMo
     learner = model.learn("idle", **FAST)
     for prompt in PROMPTS:
         model.generate(prompt, max_tokens=30)
-    _wait(lambda: learner.account.updates >= 2)
+    _wait(lambda: learner.account.updates == len(PROMPTS) // 2)  # two answers each: nothing is left to do
     trainer = learner._training()
     layers: list[float] = []
     layer = next(m for m in trainer.module.modules() if isinstance(m, torch.nn.ModuleList))[0]
