@@ -257,6 +257,20 @@ def test_idle_learning_waits_while_a_request_is_under_way(drafter: HuggingFaceMo
     assert not any(thread.name == "omnidraft-learning" for thread in threading.enumerate())
 
 
+def test_a_held_out_answer_does_not_wait_for_the_background(drafter: HuggingFaceModel) -> None:
+    model = OmniDraft(TARGET, drafter)
+    learner = model.learn("idle", **FAST)
+    learner._training()
+    learner._guard.paused = True
+    learner.account.answers = learner.learning.held_out - 1
+    asking = threading.Thread(target=lambda: model.generate(PROMPTS[0], max_tokens=10), daemon=True)
+    asking.start()
+    asking.join(30)
+    assert not asking.is_alive(), "the request waits for learning, and learning for the request"
+    assert not learner._guard.paused
+    model.close()
+
+
 def _wait(happened) -> None:  # type: ignore[no-untyped-def]
     until = time.monotonic() + 60
     while not happened():

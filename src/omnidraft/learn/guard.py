@@ -36,8 +36,11 @@ class Guard:
         self._idle_looks = 0
 
     def keep(self, trace: Trace, trainer: Trainer | None) -> None:
-        """Hold out one more answer. While paused, one that is drafted worse than the others is news."""
-        if self.paused and trainer:
+        """Hold out one more answer. While paused, one that is drafted worse than the others is news; without a trainer
+        to tell, any is."""
+        if self.paused and trainer is None:
+            self.paused = False
+        elif self.paused and trainer:
             others = np.array(list(self._anchor.values()))
             self.paused = agreement(trainer, trace) > others.mean() - _NOISE * others.std()
         self.traces.append(trace)

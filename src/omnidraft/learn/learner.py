@@ -177,8 +177,10 @@ class Learner:
         account.skipped_positions += int(trace.skipped[0])
         if account.answers % self.learning.held_out == 0:
             account.held_out += 1
+            # A trainer in the background waits until no request is under way: to ask it here would wait for ever.
+            judge = self._trainer if self.learning.when == "between" else None
             with self._turn:
-                self._guard.keep(trace, self._trainer)
+                self._guard.keep(trace, judge)
             return
         with self._turn:
             self._fresh.append(trace)
@@ -224,6 +226,7 @@ class Learner:
         trainer = self._training()
         try:
             update = trainer.update(batch)
+            spoiled = not update.skipped and self._guard.objects(trainer)
         except _Closing:
             return None
         with self._turn:
@@ -234,7 +237,7 @@ class Learner:
         account.loss = update.loss
         if not update.skipped:
             self._adapter, self._optimizer = trainer.weights(), trainer.optimizer()
-            if self._guard.objects(trainer):
+            if spoiled:
                 account.reverted += 1
                 self._adapter = self._guard.best
                 trainer.load(self._adapter)
