@@ -39,9 +39,10 @@ from omnidraft.control import Fixed
 from omnidraft.decode import decode
 from omnidraft.drafting import Drafter
 from omnidraft.errors import OmniDraftError
-from omnidraft.ngrams import Lexicon, Trie
+from omnidraft.ngrams import Trie
 from omnidraft.provenance import provenance
 from omnidraft.sampling import Sampler, Sampling
+from omnidraft.spellings import Lexicon
 from omnidraft.tasks import TASKS, load_task
 from omnidraft.translate import SymbolTranslator, TextTranslator, Translator
 from omnidraft.verify import Compare

@@ -37,9 +37,9 @@ from omnidraft.learn import record as recording
 from omnidraft.learn.guard import agreement
 from omnidraft.learn.record import Recorded, RecordedSession
 from omnidraft.learn.trainer import Trainer, Training
-from omnidraft.ngrams import Lexicon
 from omnidraft.provenance import provenance
 from omnidraft.sampling import Sampler, Sampling
+from omnidraft.spellings import Lexicon
 from omnidraft.stats import Stats
 from omnidraft.tasks import load_task
 from omnidraft.translate import TextTranslator

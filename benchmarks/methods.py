@@ -33,10 +33,11 @@ from omnidraft.decode import decode
 from omnidraft.drafting import Drafter
 from omnidraft.engine import make_options
 from omnidraft.learn.record import RecordedSession
-from omnidraft.ngrams import Eviction, Lexicon, Trie
+from omnidraft.ngrams import Eviction, Trie
 from omnidraft.provenance import provenance
 from omnidraft.sampling import Sampler, Sampling
 from omnidraft.session import Session, feed
+from omnidraft.spellings import Lexicon
 from omnidraft.stats import Stats
 from omnidraft.tasks import load_task
 from omnidraft.translate import SymbolTranslator, TextTranslator, Translator

@@ -17,8 +17,9 @@ import omnidraft
 OUT = Path(__file__).with_name("api.md")
 # What is documented beside the package itself, in reading order.
 MODULES = (
-    "errors", "types", "stats", "sampling", "session", "vocab", "ngrams", "processors", "hub", "align", "tasks",
-    "bench", "curve", "picture", "learn.learner", "learn.trainer", "learn.profile", "learn.exchange", "provenance",
+    "errors", "types", "stats", "sampling", "session", "vocab", "spellings", "ngrams", "ngram_files",
+    "processors", "hub", "align", "tasks", "bench", "curve", "picture", "learn.learner", "learn.trainer",
+    "learn.profile", "learn.exchange", "provenance",
 )  # fmt: skip
 
 _HEAD = """# API

@@ -16,8 +16,8 @@ from toy import ToySession
 from omnidraft.control import Fixed
 from omnidraft.decode import decode
 from omnidraft.drafting import Drafter
-from omnidraft.ngrams import Lexicon
 from omnidraft.sampling import Noise, Sampler, Sampling
+from omnidraft.spellings import Lexicon
 from omnidraft.translate import Translator
 from omnidraft.types import Row
 from omnidraft.verify import Rule

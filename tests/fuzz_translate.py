@@ -13,7 +13,7 @@ from itertools import product
 import atheris
 
 with atheris.instrument_imports(include=["omnidraft"]):
-    from omnidraft import ngrams, translate, types
+    from omnidraft import ngrams, spellings, translate, types
     from omnidraft import vocab as vocabularies
 
 from test_vocab import sentencepiece_vocab, wordpiece_vocab
@@ -34,7 +34,7 @@ def vocab_of(which: int) -> vocabularies.Vocab:
 
 @cache
 def translators(draft: int, target: int) -> tuple[translate.Translator, ...]:
-    lexicon = ngrams.Lexicon.build(vocabularies.Alignment(vocab_of(draft), vocab_of(target)))
+    lexicon = spellings.Lexicon.build(vocabularies.Alignment(vocab_of(draft), vocab_of(target)))
     full = ngrams.Trie(lexicon)
     full.fill()
     return (

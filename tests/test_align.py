@@ -12,7 +12,8 @@ from toy import ToyModel, toy_vocab
 from omnidraft import OmniDraft, align, loading
 from omnidraft.align import report
 from omnidraft.errors import NGramFileError, OmniDraftError, OptionError
-from omnidraft.ngrams import Lexicon, Trie
+from omnidraft.ngrams import Trie
+from omnidraft.spellings import Lexicon
 from omnidraft.vocab import Alignment
 
 SMALL, LARGE = toy_vocab(25, order=1), toy_vocab(60, order=2, padding=5)

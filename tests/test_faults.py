@@ -14,9 +14,10 @@ from toy import CORPUS, ToyModel, ToySession, toy_vocab
 
 from omnidraft import OmniDraft, align, decode, engine, processors, verify, vocab
 from omnidraft.errors import OmniDraftError
-from omnidraft.ngrams import Lexicon, SymbolLaw, Trie
+from omnidraft.ngrams import SymbolLaw, Trie
 from omnidraft.sampling import Sampling
 from omnidraft.session import feed
+from omnidraft.spellings import Lexicon
 from omnidraft.translate import DraftContext, SymbolTranslator, TextTranslator
 from omnidraft.types import Draft, Row, Step
 from omnidraft.verify import Compare, Walk

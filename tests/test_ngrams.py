@@ -14,7 +14,9 @@ from toy import CORPUS, ToyModel, toy_vocab
 from omnidraft import OmniDraft
 from omnidraft.engine import make_options
 from omnidraft.errors import NGramFileError, OptionError
-from omnidraft.ngrams import Lexicon, Trie, read_ngrams
+from omnidraft.ngram_files import read_ngrams
+from omnidraft.ngrams import Trie
+from omnidraft.spellings import Lexicon
 from omnidraft.translate import SymbolTranslator
 from omnidraft.types import Draft
 from omnidraft.vocab import Alignment
@@ -187,7 +189,7 @@ def test_files_of_others_are_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_large_lexicon_is_kept_and_a_damaged_one_built_again(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    from omnidraft import ngrams as module
+    from omnidraft import spellings as module
 
     monkeypatch.setattr(module, "_WORTH_KEEPING", 10)
     built = Lexicon.cached(LEXICON.alignment, tmp_path)
@@ -291,9 +293,9 @@ def test_auto_keeps_a_seeded_answer_plain_decoding_s_own() -> None:
 def test_a_lexicon_that_cannot_be_kept_is_built_and_said_to_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from omnidraft import ngrams
+    from omnidraft import spellings
 
-    monkeypatch.setattr(ngrams, "_WORTH_KEEPING", 0)
+    monkeypatch.setattr(spellings, "_WORTH_KEEPING", 0)
     (tmp_path / "file").write_text("mine")
     for _ in range(2):
         assert len(Lexicon.cached(LEXICON.alignment, tmp_path / "file").target.ids)

@@ -10,8 +10,9 @@ from toy import ToyModel, toy_vocab
 
 from omnidraft import OmniDraft
 from omnidraft.errors import OptionError
-from omnidraft.ngrams import Lexicon, Trie
+from omnidraft.ngrams import Trie
 from omnidraft.picture import Picture, draw, explain, svg, visible
+from omnidraft.spellings import Lexicon
 from omnidraft.types import Draft, Proposal, Step
 from omnidraft.vocab import Alignment
 

@@ -35,7 +35,8 @@ from omnidraft.learn.arrays import BFLOAT16, parse, serialise
 from omnidraft.learn.exchange import export_profile, import_profile
 from omnidraft.learn.manifest import Manifest, Unsound, folder_of, model_of
 from omnidraft.learn.profile import Arrays, Document, ProfileKey, ProfileStore
-from omnidraft.ngrams import Lexicon, Trie
+from omnidraft.ngrams import Trie
+from omnidraft.spellings import Lexicon
 from omnidraft.vocab import Alignment
 
 FILES = [

@@ -20,7 +20,8 @@ from real_tokenizers import ALL, SMALL, tokenizer_of, vocab_of
 
 from omnidraft.backends import checkpoint
 from omnidraft.errors import DamagedFileError, VocabularyError
-from omnidraft.ngrams import Lexicon, Trie
+from omnidraft.ngrams import Trie
+from omnidraft.spellings import Lexicon
 from omnidraft.translate import DraftContext, SymbolTranslator, TextTranslator, Translator
 from omnidraft.types import Draft
 from omnidraft.vocab import Alignment, Vocab

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy import CORPUS, toy_vocab
 
-from omnidraft.ngrams import Lexicon, Trie
+from omnidraft.ngrams import Trie
+from omnidraft.spellings import Lexicon
 from omnidraft.translate import (
     DraftContext,
     SymbolTranslator,

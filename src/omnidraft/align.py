@@ -10,7 +10,8 @@ import numpy as np
 
 from omnidraft import demo, hub
 from omnidraft.errors import MissingExtraError, OptionError
-from omnidraft.ngrams import Lexicon, Trie
+from omnidraft.ngrams import Trie
+from omnidraft.spellings import Lexicon
 from omnidraft.vocab import Alignment, Vocab
 
 # The verdict's thresholds, as shares of a text's tokens.

@@ -15,9 +15,10 @@ from omnidraft.control import Adaptive, Control, Fixed
 from omnidraft.decode import Chunk, decode, stream_text
 from omnidraft.drafting import Drafter
 from omnidraft.errors import ContextLengthError, OptionError, is_count
-from omnidraft.ngrams import Eviction, Lexicon, Trie
+from omnidraft.ngrams import Eviction, Trie
 from omnidraft.sampling import Processor, Sampler, Sampling
 from omnidraft.session import Model, Session
+from omnidraft.spellings import Lexicon
 from omnidraft.stats import Stats
 from omnidraft.translate import SymbolTranslator, TextTranslator, Translator
 from omnidraft.types import Step

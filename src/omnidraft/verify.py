@@ -7,8 +7,9 @@ from typing import Protocol
 
 import numpy as np
 
-from omnidraft.ngrams import Node, SymbolLaw, Trie
+from omnidraft.ngrams import SymbolLaw, Trie
 from omnidraft.sampling import Sampler
+from omnidraft.spellings import Node
 from omnidraft.types import Draft, Proposal, Row, Verdict
 
 

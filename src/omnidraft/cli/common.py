@@ -94,7 +94,7 @@ def ngrams_kept(path: Path | None, options: dict[str, Any]) -> Iterator[Callable
         yield lambda model: None
         return
     from omnidraft.engine import make_options
-    from omnidraft.ngrams import read_ngrams
+    from omnidraft.ngram_files import read_ngrams
 
     strategy = make_options(**options).strategy
     if strategy.method != "ngram":

@@ -102,7 +102,7 @@ def show_ngrams(
     limit: Annotated[int, typer.Option(help="Rows at most, the most used first.")] = 40,
 ) -> None:
     """Show the n-grams of a file."""
-    from omnidraft.ngrams import read_ngrams
+    from omnidraft.ngram_files import read_ngrams
     from omnidraft.picture import visible
 
     if limit < 1:
@@ -140,7 +140,7 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Replace OUT if it exists.")] = False,
 ) -> None:
     """Write the n-grams of a file as CSV or JSON lines."""
-    from omnidraft.ngrams import export_ngrams, read_ngrams
+    from omnidraft.ngram_files import export_ngrams, read_ngrams
 
     record = read_ngrams(file)
     if to.exists() and to.samefile(file):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from omnidraft.errors import OptionError
 from omnidraft.learn.traces import Trace
-from omnidraft.ngrams import Lexicon, Node
+from omnidraft.spellings import Lexicon, Node
 
 _TINY = 1e-9  # a probability below it counts as this: sums of float32 know no less
 

@@ -15,7 +15,8 @@ from itertools import accumulate, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from omnidraft.ngrams import Node, Trie
+from omnidraft.ngrams import Trie
+from omnidraft.spellings import Node
 from omnidraft.translate import DraftContext
 from omnidraft.types import Row, Step
 from omnidraft.vocab import Vocab

@@ -19,7 +19,7 @@ from omnidraft.backends.loading import load_causal_lm
 from omnidraft.errors import MissingExtraError, OptionError
 from omnidraft.learn.losses import Pushed, loss_named
 from omnidraft.learn.traces import Trace
-from omnidraft.ngrams import Lexicon
+from omnidraft.spellings import Lexicon
 
 Arrays = dict[str, NDArray[Any]]
 
