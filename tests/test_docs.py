@@ -53,7 +53,8 @@ SNIPPETS = list(snippets())
 
 @pytest.fixture(scope="module")
 def whole_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("torch")
+    for library in ("torch", "uvicorn"):
+        pytest.importorskip(library)
     return write_home(tmp_path_factory.mktemp("home"))
 
 
@@ -73,6 +74,7 @@ def user(whole_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     )
     export_profile(store.open(store.find("default").key), tmp_path / "PROFILE.zip")
     monkeypatch.setattr(sys, "stdin", io.StringIO("Hello!\n/stats\n/quit\n"))
+    monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: None)  # a server would not end
     monkeypatch.setattr("builtins.input", lambda prompt: sys.stdin.readline().rstrip("\n"))
     return tmp_path
 
@@ -194,13 +196,19 @@ TARGET = "qwen2.5-coder-0.5b"
 DEFAULTS: dict[str, Callable[[], object]] = {
     "Answer": lambda: str(omnidraft.Answer("", (), "stop", omnidraft.Stats())),
     "OmniDraft": lambda: omnidraft.OmniDraft(omnidraft.load_model(TARGET), None),
+    "OmniDraft.answer": lambda: omnidraft.load(TARGET).answer([1, 2, 3], omnidraft.Options()),
+    "OmniDraft.cached": lambda: omnidraft.load(TARGET).cached([1, 2, 3]),
     "OmniDraft.close": lambda: omnidraft.load(TARGET).close(),
     "OmniDraft.engines": lambda: omnidraft.load(TARGET).engines,
+    "OmniDraft.follow": lambda: omnidraft.load(TARGET).follow(None),
+    "OmniDraft.fork": lambda: omnidraft.load(TARGET).fork(),
     "OmniDraft.generate": lambda: omnidraft.load(TARGET).generate("Hello!"),
     "OmniDraft.learn": lambda: omnidraft.load(TARGET).learn(),
     "OmniDraft.lexicon": lambda: omnidraft.load(TARGET).lexicon,
     "OmniDraft.load_ngrams": lambda: omnidraft.load(TARGET).load_ngrams(Path("FILE")),
+    "OmniDraft.prefill": lambda: list(omnidraft.load(TARGET).prefill([1, 2, 3], omnidraft.Options(), 2)),
     "OmniDraft.prompt_tokens": lambda: omnidraft.load(TARGET).prompt_tokens("Hello!"),
+    "OmniDraft.release": lambda: omnidraft.load(TARGET).release(None),
     "OmniDraft.reset": lambda: omnidraft.load(TARGET).reset(),
     "OmniDraft.save_ngrams": lambda: omnidraft.load(TARGET).save_ngrams(Path("OUT")),
     "OmniDraft.steps": lambda: list(omnidraft.load(TARGET).steps([1, 2, 3], omnidraft.Options(), 4)),
@@ -223,6 +231,7 @@ DEFAULTS: dict[str, Callable[[], object]] = {
     "Step.provenance": lambda: step().provenance(0),
     "Stream": lambda: omnidraft.Stream(iter(()), (), 1, omnidraft.Stats().add),
     "Stream.chunks": lambda: list(omnidraft.load(TARGET).stream("Hello!").chunks()),
+    "Stream.complete": lambda: omnidraft.load(TARGET).stream("Hello!").complete,
     "Stream.finish_reason": lambda: omnidraft.load(TARGET).stream("Hello!").finish_reason,
     "custom_generate": lambda: omnidraft.custom_generate(),
     "load": lambda: omnidraft.load(TARGET),

@@ -12,7 +12,7 @@ from tiny_models import VOCAB, random_walk, tiny_config, tiny_module
 from toy import ToyModel, toy_vocab
 
 from omnidraft.backends.huggingface import HuggingFaceSession, _pack, _PackedLinear
-from omnidraft.session import _common_prefix, feed, write
+from omnidraft.session import common_prefix, feed, write
 from omnidraft.types import as_tokens
 
 NAMES = ["Llama", "Qwen2", "Gemma3Text"]
@@ -80,7 +80,7 @@ def test_common_prefix() -> None:
         expected = next(
             (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
         )
-        assert _common_prefix(as_tokens(a), as_tokens(b)) == expected
+        assert common_prefix(as_tokens(a), as_tokens(b)) == expected
 
 
 def test_a_pass_that_is_interrupted_leaves_the_cache_as_it_was() -> None:

@@ -93,7 +93,7 @@ class ToyModel:
     def session(self) -> ToySession:
         return ToySession(self)
 
-    def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    def chat(self, messages: Sequence[dict[str, str]], tools: object = None) -> list[int]:
         return self.encode("\n".join(message["content"] for message in messages))
 
     def encode(self, text: str) -> list[int]:

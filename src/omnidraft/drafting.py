@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from omnidraft.sampling import Sampler
-from omnidraft.session import Session, feed, write
+from omnidraft.session import Session, common_prefix, feed, write
 from omnidraft.translate import DraftContext, Translator
-from omnidraft.types import Draft, Proposal, Row, as_tokens
+from omnidraft.types import Draft, Proposal, Row, Tokens, as_tokens
 
 
 class Drafter:
@@ -32,6 +32,15 @@ class Drafter:
         self._seen = 0  # target tokens already in the context
         self._start = 0  # first draft token still in the window
 
+    def prefill(self, context: Sequence[int], part: int) -> Iterator[None]:
+        """Follow the target's `context` with at most `part` tokens a turn, so that `propose` has few to feed."""
+        self._context.extend(context[self._seen :])
+        self._seen = len(context)
+        tokens = self._window(1)
+        for end in range(common_prefix(self.session.tokens, tokens) + part, len(tokens), part):
+            feed(self.session, tokens[:end], rows=1)
+            yield
+
     def propose(self, context: Sequence[int], k: int) -> tuple[Draft, Proposal]:
         """A draft of at most k tokens behind the target's `context`, and its proposal in target tokens."""
         self._context.extend(context[self._seen :])
@@ -39,15 +48,19 @@ class Drafter:
         draft = self._write(k)
         return draft, self.translator.translate(context, draft)
 
-    def _write(self, k: int) -> Draft:
+    def _window(self, k: int) -> Tokens[int]:
+        """The end of the context that leaves room for k tokens."""
         tokens = self._context.tokens
-        k = min(k, self._context_length // 2)
-        if not tokens or not k:
-            return Draft(())
         # Too long, or shorter than when the window was moved: the last word may have been spelled anew.
         if not 0 < len(tokens) - self._start <= self._context_length - k:
             self._start = max(0, len(tokens) - self._context_length // 2)
-        context, usable, ends = tokens[self._start :], self.translator.usable, self.translator.ends
+        return tokens[self._start :]
+
+    def _write(self, k: int) -> Draft:
+        k = min(k, self._context_length // 2)
+        if not self._context.tokens or not k:
+            return Draft(())
+        context, usable, ends = self._window(k), self.translator.usable, self.translator.ends
         if self._sampler is None:
             return Draft(tuple(write(self.session, context, k, usable, ends)))
         laws: list[Row] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -17,11 +18,11 @@ from omnidraft.drafting import Drafter
 from omnidraft.errors import ContextLengthError, OptionError, is_count
 from omnidraft.ngrams import Eviction, Trie
 from omnidraft.sampling import Processor, Sampler, Sampling
-from omnidraft.session import Model, Session
+from omnidraft.session import Model, Session, common_prefix, feed
 from omnidraft.spellings import Lexicon
 from omnidraft.stats import Stats
 from omnidraft.translate import SymbolTranslator, TextTranslator, Translator
-from omnidraft.types import Step
+from omnidraft.types import Step, as_tokens
 from omnidraft.verify import Compare, Paper, Rule, Walk
 from omnidraft.vocab import Alignment
 
@@ -160,10 +161,18 @@ class Stream(Iterator[str]):
         raise StopIteration
 
     @property
+    def complete(self) -> bool:
+        """Whether no more tokens come."""
+        return self._stopped or len(self.tokens) >= self._limit or self._ended
+
+    @property
+    def _ended(self) -> bool:
+        return bool(self.tokens) and self.tokens[-1] in self._ends
+
+    @property
     def finish_reason(self) -> Literal["stop", "length"]:
         """Why a finished answer ended."""
-        ended = self._stopped or (self.tokens and self.tokens[-1] in self._ends)
-        return "stop" if ended or len(self.tokens) < self._limit else "length"
+        return "stop" if self._stopped or self._ended or len(self.tokens) < self._limit else "length"
 
 
 class OmniDraft:
@@ -233,7 +242,14 @@ class OmniDraft:
             ContextLengthError: the prompt leaves no room for an answer.
         """
         chosen = make_options(**options)
-        tokens = self.prompt_tokens(prompt, raw=chosen.raw)
+        return self.answer(self.prompt_tokens(prompt, raw=chosen.raw), chosen)
+
+    def answer(self, tokens: Sequence[int], chosen: Options) -> Stream:
+        """The answer to a prompt of token ids.
+
+        Raises:
+            ContextLengthError: the prompt leaves no room for an answer.
+        """
         room = self.target.context_length - len(tokens)
         if room < 1:
             raise ContextLengthError(
@@ -261,6 +277,8 @@ class OmniDraft:
 
     def trie(self, method: str, *, splits: bool = True) -> Trie:
         """The target tokens that `direct`, `ngram` or `prefill` can propose. That of `ngram` grows with use."""
+        if self.learner and (method, splits) == ("ngram", True):
+            return self.learner.ngrams
         with self._lock:
             if (method, splits) not in self._tries:
                 capacity = self._capacity if method == "ngram" else None
@@ -322,10 +340,21 @@ class OmniDraft:
                 self.drafter, self.target, self.trie("prefill"), when, profile, budget, store, training
             )
             self._learners[profile] = settings, learner
-        self.learner = self._learners[profile][1]
-        self._tries["ngram", True] = self.learner.ngrams
-        self._translators = {}
-        return self.learner
+        learner = self._learners[profile][1]
+        self.follow(learner)
+        return learner
+
+    def follow(self, learner: Learner | None) -> None:
+        """Draft by another learner from the next request on, or by none. `learn` does so too."""
+        if learner is not self.learner:
+            self.learner = learner
+            self._translators = {}
+
+    def release(self, profile: str | None) -> None:
+        """Close a profile that `learn` opened: it is saved, and read anew when it is asked for again."""
+        _, learner = self._learners.pop(profile, (None, None))
+        if learner:
+            learner.close()
 
     def close(self) -> None:
         """Stop learning, and save what was learned in the profiles that were used."""
@@ -337,6 +366,35 @@ class OmniDraft:
         with self._lock:
             self._target_session = self.target.session()
             self._draft_session = self._drafting.session() if self._drafting else None
+
+    def fork(self) -> OmniDraft:
+        """Another one with KV caches of its own, and all else in common: models, n-grams, what passes cost, profiles.
+
+        So several answers can be under way in turns, and each goes on where its chat left off.
+        """
+        if self.alignment:
+            self.lexicon  # noqa: B018 - read once for all
+        with self._lock:
+            twin = copy.copy(self)
+        twin._translators = {}
+        twin.reset()
+        return twin
+
+    def cached(self, tokens: Sequence[int]) -> int:
+        """How many tokens of a prompt the target's KV cache holds already."""
+        return common_prefix(self._target_session.tokens, as_tokens(tokens))
+
+    def prefill(self, tokens: Sequence[int], options: Options, part: int) -> Iterator[None]:
+        """Feed a prompt to the KV caches, at most `part` tokens a turn; `answer` then has little left to feed."""
+        with self._lock:
+            drafter = self._new_drafter(options.strategy, None) if self.drafter else None
+        context = as_tokens(tokens)
+        for end in range(self.cached(tokens) + part, len(tokens), part):
+            with self._lock:
+                feed(self._target_session, context[:end], rows=1)
+            yield
+        if drafter:
+            yield from drafter.prefill(context, part)
 
     def steps(
         self, prompt: Sequence[int], options: Options, limit: int, ends: Collection[int] | None = None

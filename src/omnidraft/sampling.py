@@ -35,7 +35,8 @@ class Sampling:
 
     temperature: 0 takes the most likely token. top_k: 0 keeps all. top_p, min_p: 1 and 0 keep all.
     repetition_penalty: divides the logits of tokens seen in prompt or answer (CTRL); presence_penalty:
-    subtracted from those of tokens in the answer. seed: None draws a fresh one.
+    subtracted from those of tokens in the answer, frequency_penalty once for each time they are there.
+    seed: None draws a fresh one.
 
     Raises:
         OptionError: a value outside its range.
@@ -47,6 +48,7 @@ class Sampling:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -66,6 +68,7 @@ class Sampling:
         penalty = self.repetition_penalty
         check(is_number(penalty) and penalty > 0, "repetition_penalty", "a number above 0")
         check(is_number(self.presence_penalty), "presence_penalty", "a finite number")
+        check(is_number(self.frequency_penalty), "frequency_penalty", "a finite number")
         check(self.seed is None or (is_count(self.seed) and self.seed >= 0), "seed", "an integer, 0 or more")
 
 
@@ -192,7 +195,7 @@ class Sampler:
         self._processors = processors
         self._tokens = list(prompt) if processors else []
         self._prompt = dict.fromkeys(prompt)
-        self._answer: dict[int, None] = {}
+        self._answer: dict[int, int] = {}  # token -> times
 
     def draw(
         self,
@@ -233,7 +236,7 @@ class Sampler:
     def commit(self, token: int) -> None:
         """The answer goes on with `token`."""
         self.position += 1
-        self._answer[token] = None
+        self._answer[token] = self._answer.get(token, 0) + 1
         if self._processors:
             self._tokens.append(token)
 
@@ -281,14 +284,16 @@ class Sampler:
 
     def _penalised(self, logits: Row) -> Row:
         repetition, presence = self.sampling.repetition_penalty, self.sampling.presence_penalty
-        if repetition != 1 or presence:
+        frequency = self.sampling.frequency_penalty
+        if repetition != 1 or presence or frequency:
             logits = logits.copy()
         if repetition != 1:
             ids = list({**self._prompt, **self._answer})
             seen = logits[ids]
             logits[ids] = np.where(seen > 0, seen / repetition, seen * repetition)
-        if presence:
-            logits[list(self._answer)] -= presence
+        if presence or frequency:
+            times = np.array(list(self._answer.values()), logits.dtype)
+            logits[list(self._answer)] -= presence + frequency * times
         return logits
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,8 +79,10 @@ class Model(Protocol):
     def session(self) -> Session:
         """A new, empty KV cache."""
 
-    def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """The messages through the model's chat template, ready for its answer."""
+    def chat(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None
+    ) -> list[int]:
+        """The messages, and the tools that the answer may call, through the chat template, ready for the answer."""
 
     def encode(self, text: str) -> list[int]:
         """Raw text as the model's tokenizer gives it, its own BOS included."""
@@ -125,7 +127,7 @@ def _missing(session: Session, tokens: Sequence[int], rows: int) -> Tokens[int]:
         raise ValueError(f"rows is {rows}, must be in 1..{len(tokens)}")
     if not isinstance(tokens, Tokens):
         tokens = as_tokens(tokens)
-    keep = min(_common_prefix(session.tokens, tokens), len(tokens) - rows)
+    keep = min(common_prefix(session.tokens, tokens), len(tokens) - rows)
     if keep < len(session.tokens):
         session.truncate(keep)
     while len(tokens) - keep > max(_CHUNK, rows):
@@ -135,7 +137,7 @@ def _missing(session: Session, tokens: Sequence[int], rows: int) -> Tokens[int]:
     return tokens[keep:]
 
 
-def _common_prefix(a: Tokens[int], b: Tokens[int]) -> int:
+def common_prefix(a: Tokens[int], b: Tokens[int]) -> int:
     """Length of the common prefix, found by comparing blocks of memory."""
     low, high = 0, min(len(a), len(b))
     if a[:high] == b[:high]:

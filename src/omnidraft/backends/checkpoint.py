@@ -45,8 +45,10 @@ class CheckpointModel:
     def _vocab(self) -> Vocab:
         return _read_vocab(self.tokenizer, self.name, width=self.width, eos=self.eos)
 
-    def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """The messages through the chat template; without a template, their text in order.
+    def chat(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None
+    ) -> list[int]:
+        """The messages and tools through the chat template; without a template, the messages' text in order.
 
         Raises:
             OptionError: the template refuses the messages (a role it does not know, roles out of turn).
@@ -58,9 +60,12 @@ class CheckpointModel:
         try:
             with self.lock:
                 text = self.tokenizer.apply_chat_template(
-                    list(messages), tokenize=False, add_generation_prompt=True
+                    list(messages),
+                    tools=list(tools) if tools else None,
+                    tokenize=False,
+                    add_generation_prompt=True,
                 )
-        except TemplateError as error:
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise OptionError(
                 f"{self.name}'s chat template refuses these messages ({error}); change the roles or their order"
             ) from error

@@ -43,8 +43,10 @@ class GgufModel:
             eos=self._facts.ends,
         )
 
-    def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """The messages through the chat template; without a template, their text in order.
+    def chat(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None
+    ) -> list[int]:
+        """The messages and tools through the chat template; without a template, the messages' text in order.
 
         Raises:
             OptionError: the template refuses the messages (a role it does not know, roles out of turn).
@@ -58,13 +60,13 @@ class GgufModel:
                 .from_string(self._facts.chat_template)
                 .render(
                     messages=list(messages),
-                    tools=None,
+                    tools=list(tools) if tools else None,
                     documents=None,
                     add_generation_prompt=True,
                     **{f"{role}_token": token for role, token in specials.items() if token is not None},
                 )
             )
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise OptionError(
                 f"{self.name}'s chat template refuses these messages ({error}); change the roles or their order"
             ) from error

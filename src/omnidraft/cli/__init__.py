@@ -29,6 +29,7 @@ _COMMANDS = {
     "pull": ("models", "pull", "omnidraft pull smollm2-135m"),
     "generate": ("answer", "generate", 'omnidraft generate --target qwen2.5-coder-0.5b "What is 12 * 12?"'),
     "chat": ("answer", "chat", 'omnidraft chat --target qwen2.5-coder-0.5b --system "Be brief."'),
+    "serve": ("server", "serve", "omnidraft serve --target qwen2.5-coder-0.5b --learn idle"),
     "bench": (
         "compare",
         "bench",

@@ -149,22 +149,28 @@ class Learner:
         if self.learning.when == "off" or self._pauses:
             yield None
             return
+        tracer = Tracer(self._trie, prompt)
+        with self.waiting():
+            try:
+                yield tracer
+            finally:
+                start = perf_counter()
+                self._take(tracer)
+                self.account.seconds += perf_counter() - start
+        if self.learning.when == "between":
+            self._between()
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Learning in the background waits meanwhile."""
         with self._turn:
             self._asked += 1
-        tracer = Tracer(self._trie, prompt)
-        whole = False
         try:
-            yield tracer
-            whole = True
+            yield
         finally:
-            start = perf_counter()
-            self._take(tracer)
-            self.account.seconds += perf_counter() - start
             with self._turn:
                 self._asked -= 1
                 self._turn.notify_all()
-            if self.learning.when == "between" and whole:
-                self._between()
 
     def _take(self, tracer: Tracer) -> None:
         trace = tracer.trace()
@@ -261,6 +267,11 @@ class Learner:
                 self._trainer.load_optimizer(self._optimizer)
             self._guard.best = self._trainer.weights()
         return self._trainer
+
+    @property
+    def agreement(self) -> float | None:
+        """The share of held-out answers' tokens that the newest adapter would have drafted; None before a look."""
+        return self._guard.agreement
 
     # The profile
 
