@@ -63,6 +63,7 @@ def user(whole_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     """A user's machine: the known models on disk (tiny ones), the data of a task, a file of n-grams, a keyboard."""
     monkeypatch.setenv("OMNIDRAFT_HOME", str(shutil.copytree(whole_home, tmp_path / "home")))
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     (tmp_path / "DIR").mkdir()
     row = {"text": "Add two numbers.", "test_list": ["assert add(1, 2) == 3"]}
     rows = [json.dumps(row | {"task_id": id}) for id in (11, 601)]  # of the test and of the training split

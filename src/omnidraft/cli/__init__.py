@@ -41,6 +41,7 @@ _COMMANDS = {
         "adapt",
         "omnidraft adapt --target qwen2.5-coder-0.5b --task mbpp --data DIR --limit 20 --held-out 5",
     ),
+    "experiment": ("experiment", "experiment", "omnidraft experiment list"),
     "align": (
         "vocabularies",
         "align",

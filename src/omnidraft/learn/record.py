@@ -65,9 +65,10 @@ def _batch(model: Any, trie: Trie, prompts: list[Sequence[int]], max_tokens: int
     eos = model.vocab.eos
     ids = torch.tensor([[eos[0]] * (width - len(prompt)) + list(prompt) for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    padding = list(range(model.vocab.size, model.vocab.width))
     output = model.module.generate(
         input_ids=ids, attention_mask=mask, max_new_tokens=max_tokens, pad_token_id=eos[0],
-        eos_token_id=list(eos), do_sample=False, repetition_penalty=1.0,
+        eos_token_id=list(eos), suppress_tokens=padding, do_sample=False, repetition_penalty=1.0,
         output_logits=True, return_dict_in_generate=True,
     )  # fmt: skip
     recorded = []

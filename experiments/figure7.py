@@ -1,0 +1,67 @@
+"""Figure 7: how often the target's answers hold n-grams of the drafter's, and which."""
+
+from collections import Counter
+
+from omnidraft.experiments import markdown, statistics
+from omnidraft.experiments.experiment import Claim, Experiment
+from omnidraft.ngrams import Trie
+
+
+def more_in_code(results):
+    rates = {
+        task: statistics.share(found["ngrams"], found["tokens"])
+        for (task,), (found, *_) in results.groups("task")
+    }
+    code = next((rates.pop(task) for task in [*rates] if "mbpp" in task), None)
+    if code is None or not rates:
+        return None
+    others = ", ".join(f"{task} {rate.text('.1%')}" for task, rate in rates.items())
+    return statistics.above(
+        code, *rates.values()
+    ), f"n-grams are {code.text('.1%')} of the tokens of code; {others}"
+
+
+class NGramFrequency(Experiment):
+    title = "Figure 7: frequency of n-grams"
+    paper = "A long tail; n-grams are more frequent in code than elsewhere."
+    claims = (Claim("N-grams are more frequent in code.", more_in_code),)
+
+    def cells(self, scale):
+        for target in scale.targets:
+            for task in scale.tasks:
+                size = dict(train=scale.train[task], tokens=scale.tokens)
+                yield dict(target=target, drafter=scale.drafter, task=task, **size)
+
+    def run(self, lab, cell):
+        [stream] = self.streams(cell)
+        answers = [one.answer for one in lab.stream(stream)]
+        trie = Trie(lab.pair(cell["target"], cell["drafter"]).lexicon, splits=False)  # as the paper has them
+        trie.fill()
+        found = [[token for token in answer if len(trie.spelling(token)) > 1] for answer in answers]
+        counts = Counter(token for own in found for token in own)
+        return dict(
+            tokens=[len(answer) for answer in answers],
+            ngrams=[len(own) for own in found],
+            counts=sorted(counts.values(), reverse=True),
+        )
+
+    def report(self, results):
+        def row(target, drafter, task, found):
+            counts = found["counts"]
+            ten, once = sum(counts[:10]) / max(sum(counts), 1), counts.count(1) / max(len(counts), 1)
+            return (
+                target, drafter, task, len(found["tokens"]), f"{sum(found['tokens']):,}",
+                statistics.share(found["ngrams"], found["tokens"]).text(".1%"),
+                len(counts), f"{ten:.0%}", f"{once:.0%}",
+            )  # fmt: skip
+
+        head = ("target", "drafter", "task", "answers", "tokens", "n-grams among them",
+                "distinct", "the ten commonest make up", "met once")  # fmt: skip
+        groups = results.groups("target", "drafter", "task")
+        return markdown.table(head, (row(*values, found) for values, (found, *_) in groups))
+
+    def draw(self, results, axes):
+        for (target, task), (found, *_) in results.groups("target", "task"):
+            axes.plot(range(1, len(found["counts"]) + 1), found["counts"], label=f"{task}, {target}")
+        axes.set(xscale="log", yscale="log", xlabel="n-gram, by rank", ylabel="times met")
+        return True

@@ -1,0 +1,76 @@
+"""Finished cells of an experiment, in one JSON file that is written anew after each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from omnidraft.errors import OptionError
+from omnidraft.experiments.experiment import Cell, Measured
+
+
+class Results:
+    """What an experiment has measured so far.
+
+    The file: `provenances`, and `cells` of `setting`, `measured`, `seconds` and `provenance`, which is an index.
+
+    Raises:
+        OptionError: a file that is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.provenances: list[dict[str, Any]] = []
+        self.cells: list[dict[str, Any]] = []
+        if path.exists():
+            try:
+                record = json.loads(path.read_text(encoding="utf-8"))
+                self.provenances, self.cells = record["provenances"], record["cells"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise OptionError(
+                    f"{path} does not hold an experiment's results ({error}); move it away"
+                ) from error
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+    def __contains__(self, cell: Cell) -> bool:
+        return any(done["setting"] == cell for done in self.cells)
+
+    def add(self, cell: Cell, measured: Measured, seconds: float, provenance: dict[str, Any]) -> None:
+        """Keep a finished cell, on disk at once. The provenance of a run is kept once."""
+        if not self.provenances or self.provenances[-1] != provenance:
+            self.provenances.append(provenance)
+        self.cells.append(
+            dict(
+                setting=cell,
+                measured=measured,
+                seconds=round(seconds, 1),
+                provenance=len(self.provenances) - 1,
+            )
+        )
+        self.save()
+
+    def save(self) -> None:
+        """Write the file, replacing it in one step."""
+        lines = ",\n".join(json.dumps(cell) for cell in self.cells)
+        text = f'{{"provenances": {json.dumps(self.provenances, indent=1)},\n"cells": [\n{lines}\n]}}\n'
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        part = self.path.with_name(self.path.name + ".part")
+        part.write_text(text, encoding="utf-8")
+        part.replace(self.path)
+
+    def find(self, **setting: Any) -> list[Measured]:
+        """What was measured in the cells of this setting: one a seed, if all else is said."""
+        return [done["measured"] for done in self.cells if setting.items() <= done["setting"].items()]
+
+    def groups(self, *names: str, **setting: Any) -> Iterator[tuple[tuple[Any, ...], list[Measured]]]:
+        """For each combination of these fields, in the order of the cells: their values, and what was measured."""
+        found: dict[tuple[Any, ...], list[Measured]] = {}
+        for done in self.cells:
+            if setting.items() <= done["setting"].items():
+                key = tuple(done["setting"].get(name) for name in names)
+                found.setdefault(key, []).append(done["measured"])
+        return iter(found.items())

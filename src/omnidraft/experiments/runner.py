@@ -1,0 +1,51 @@
+"""Running an experiment's cells, and foretelling how long they take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+from omnidraft.experiments.experiment import Cell, Experiment, Stream
+from omnidraft.experiments.lab import Lab
+from omnidraft.experiments.results import Results
+from omnidraft.experiments.scales import StepTimes
+from omnidraft.provenance import provenance
+
+
+def run(
+    experiment: Experiment,
+    lab: Lab,
+    cells: Sequence[Cell],
+    results: Results,
+    *,
+    on_cell: Callable[[Cell, float], None] = lambda cell, seconds: None,
+) -> None:
+    """Measure the cells that are not finished yet; each is kept as soon as it is."""
+    born = provenance()
+    for cell in cells:
+        if cell in results:
+            continue
+        start = perf_counter()
+        for stream in experiment.streams(cell):
+            lab.stream(stream)
+        measured = experiment.run(lab, cell)
+        seconds = perf_counter() - start
+        results.add(cell, measured, seconds, born)
+        on_cell(cell, seconds)
+
+
+def streams(experiment: Experiment, cells: Sequence[Cell]) -> list[Stream]:
+    """The recorded answers that cells need, each stream once at its longest."""
+    longest: dict[tuple[str, ...], Stream] = {}
+    for cell in cells:
+        for stream in experiment.streams(cell):
+            key = (stream.target, stream.drafter, stream.task, stream.split, str(stream.tokens))
+            if key not in longest or longest[key].answers < stream.answers:
+                longest[key] = stream
+    return list(longest.values())
+
+
+def foretold(experiment: Experiment, cells: Sequence[Cell], times: StepTimes) -> float:
+    """About how long cells take with nothing recorded yet, seconds."""
+    recorded = sum(one.answers * one.tokens * times.record for one in streams(experiment, cells)) / 1000
+    return recorded + sum(experiment.seconds(cell, times) for cell in cells)
