@@ -18,10 +18,12 @@ demo: setup
 	$(RUN)/omnidraft demo --target $(MODEL)
 
 test: setup
+	sh tests/chromium.sh
 	$(BIN)/pytest
 
 test-full: setup
 	CMAKE_ARGS=-DLLAVA_BUILD=OFF $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[llamacpp]'
+	sh tests/chromium.sh
 	$(BIN)/pytest --full
 
 # Inputs that found something new are kept in .fuzz, and the next run goes on from them.

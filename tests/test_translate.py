@@ -13,6 +13,7 @@ from omnidraft.translate import (
     SymbolTranslator,
     TextTranslator,
     Translator,
+    crossings,
     retokenise,
     safe_boundary,
 )
@@ -122,3 +123,9 @@ def test_the_draft_context_leaves_out_specials_without_a_counterpart() -> None:
     assert context.tokens[0] == draft.bos  # once, whatever the target's begins with
     assert draft.decode(context.tokens[1:]) == b"ab ab"
     assert not set(context.tokens[1:]) & set(draft.specials.values())
+
+
+def test_crossings_say_how_each_proposed_piece_came_out_of_the_draft() -> None:
+    assert crossings([b"ab", b"c", b"def"], [b"ab", b"cd", b"ef"]) == ["direct", "split", "split"]
+    assert crossings([b"ab", b"c", b"def"], [b"abc", b"d"]) == ["ngram", "split"]
+    assert crossings([b"a"], []) == []

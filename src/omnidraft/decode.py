@@ -65,8 +65,8 @@ def decode(
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What one Step shows: each piece of text with where it came from. The last chunk of an answer may hold
-    only text that was held back, and no step."""
+    """What one Step shows: for each of its tokens the text that became certain, and where it came from. The last chunk
+    of an answer may hold only text that was held back, and no step."""
 
     pieces: tuple[tuple[str, Provenance], ...]
     step: Step | None
@@ -94,12 +94,12 @@ def stream_text(steps: Iterator[Step], vocab: Vocab, stop: Sequence[str]) -> Ite
             if (end := _first_stop(held, stop)) is not None:
                 pieces.append((held[:end], source))
                 cut = replace(step, tokens=step.tokens[: i + 1], accepted=min(step.accepted, i + 1))
-                yield Chunk(tuple(piece for piece in pieces if piece[0]), cut, stopped=True)
+                yield Chunk(tuple(pieces), cut, stopped=True)
                 return
             certain = len(held) - _may_begin_stop(held, stop)
             pieces.append((held[:certain], source))
             held = held[certain:]
-        yield Chunk(tuple(piece for piece in pieces if piece[0]), step)
+        yield Chunk(tuple(pieces), step)
     if held:
         yield Chunk(((held, source),), None)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from itertools import accumulate
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +46,24 @@ def retokenise(vocab: Vocab, context: Sequence[int], data: bytes) -> tuple[int, 
         if vocab.decode(tokens) == whole:
             return start, tokens
     return len(context), vocab.encode_bytes(data)
+
+
+Crossing = Literal["direct", "ngram", "split"]
+
+
+def crossings(draft: Sequence[bytes], proposal: Sequence[bytes]) -> list[Crossing]:
+    """How each proposed piece came out of the draft's: as one of them, as several joined, or by taking one apart."""
+    ends = {0, *accumulate(map(len, draft))}
+    found: list[Crossing] = []
+    start = 0
+    for piece in proposal:
+        end = start + len(piece)
+        if {start, end} <= ends:
+            found.append("ngram" if any(start < inner < end for inner in ends) else "direct")
+        else:
+            found.append("split")
+        start = end
+    return found
 
 
 class DraftContext:

@@ -18,8 +18,9 @@ from omnidraft.experiments.scales import Scale
 from omnidraft.learn import record as recording
 from omnidraft.learn.record import Recorded
 from omnidraft.loading import load_model
-from omnidraft.ngrams import Lexicon, Trie
+from omnidraft.ngrams import Trie
 from omnidraft.session import Session
+from omnidraft.spellings import Lexicon
 from omnidraft.tasks import Split, load_task
 from omnidraft.vocab import Alignment, Vocab
 

@@ -18,9 +18,10 @@ from omnidraft.drafting import Drafter
 from omnidraft.engine import make_options
 from omnidraft.experiments.experiment import Measured
 from omnidraft.learn.record import Recorded, RecordedSession
-from omnidraft.ngrams import Eviction, Lexicon, Trie
+from omnidraft.ngrams import Eviction, Trie
 from omnidraft.sampling import Sampler, Sampling
 from omnidraft.session import Session, feed
+from omnidraft.spellings import Lexicon
 from omnidraft.stats import Stats
 from omnidraft.translate import SymbolTranslator, TextTranslator, Translator
 from omnidraft.types import Draft, Proposal, Rows, as_tokens

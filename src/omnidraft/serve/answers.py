@@ -8,10 +8,11 @@ import time
 from typing import Any, Protocol
 
 from omnidraft.serve.logprobs import TokenLogprob
+from omnidraft.serve.targets import Target
 from omnidraft.serve.tools import ToolReader
 from omnidraft.serve.worker import Finished, Shown
 from omnidraft.stats import Stats
-from omnidraft.vocab import Vocab
+from omnidraft.translate import crossings
 
 
 class Form(Protocol):
@@ -34,15 +35,15 @@ class _Form:
     kind: str
     prefix: str
 
-    def __init__(self, model: str, vocab: Vocab, *, steps: bool, n: int) -> None:
+    def __init__(self, target: Target, *, steps: bool, n: int) -> None:
         """`n`: answers to each prompt; the choices of a prompt stand side by side."""
-        self._vocab = vocab
+        self._model = target.model
         self._steps = steps
         self._n = n
         self._head = {
             "id": f"{self.prefix}-{secrets.token_hex(12)}",
             "created": int(time.time()),
-            "model": model,
+            "model": target.name,
         }
 
     def _body(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
@@ -64,14 +65,28 @@ class _Form:
 
     def _origin(self, shown: Shown) -> dict[str, Any]:
         """Where a chunk's text came from, for who asked for it."""
-        chunk, step = shown.chunk, shown.chunk.step
         if not self._steps:
             return {}
-        rejected = step.proposal.tokens[step.accepted :] if step and not chunk.stopped else ()
+        chunk, step = shown.chunk, shown.chunk.step
+        sources: list[str] = [source for _, source in chunk.pieces]
+        rejected = b""
+        if step:
+            vocab = self._model.target.vocab
+            if not chunk.stopped:
+                rejected = vocab.decode(step.proposal.tokens[step.accepted :])
+            if self._model.drafter and "drafted" in sources:
+                draft = [self._model.drafter.vocab.pieces[token] for token in step.draft.tokens]
+                crossed = crossings(draft, [vocab.pieces[token] for token in step.proposal.tokens])
+                sources[: step.accepted] = crossed[: step.accepted]
         return {
             "omnidraft": {
-                "pieces": [{"text": text, "source": source} for text, source in chunk.pieces],
-                "rejected": self._vocab.decode(rejected).decode("utf-8", "replace"),
+                "pieces": [
+                    {"text": text, "source": source}
+                    for (text, _), source in zip(chunk.pieces, sources, strict=True)
+                    if text
+                ],
+                "rejected": rejected.decode("utf-8", "replace"),
+                "tokens": len(step.tokens) if step else 0,
                 "drafted": len(step.proposal.tokens) if step else 0,
                 "accepted": step.accepted if step else 0,
                 "seconds": step.seconds if step else 0.0,
@@ -84,8 +99,8 @@ class ChatForm(_Form):
 
     kind, prefix = "chat.completion", "chatcmpl"
 
-    def __init__(self, model: str, vocab: Vocab, *, steps: bool, n: int, tools: bool) -> None:
-        super().__init__(model, vocab, steps=steps, n=n)
+    def __init__(self, target: Target, *, steps: bool, n: int, tools: bool) -> None:
+        super().__init__(target, steps=steps, n=n)
         self._readers = [ToolReader() for _ in range(n)] if tools else None
         self._begun: set[int] = set()
 
@@ -165,8 +180,8 @@ class CompletionForm(_Form):
 
     kind, prefix = "text_completion", "cmpl"
 
-    def __init__(self, model: str, vocab: Vocab, *, steps: bool, n: int, prompts: int) -> None:
-        super().__init__(model, vocab, steps=steps, n=n)
+    def __init__(self, target: Target, *, steps: bool, n: int, prompts: int) -> None:
+        super().__init__(target, steps=steps, n=n)
         self._offsets = [0] * (n * prompts)  # characters so far, by choice
 
     def chunk(self, index: int, shown: Shown) -> dict[str, Any] | None:

@@ -56,8 +56,7 @@ class Server:
             tools = asked.offered_tools
             prompt = target.model.target.chat(messages, tools)
             form = ChatForm(
-                target.name,
-                target.model.target.vocab,
+                target,
                 steps=asked.omnidraft.steps,
                 n=asked.n or 1,
                 tools=bool(tools),
@@ -80,8 +79,7 @@ class Server:
                 if max(one) >= model.vocab.size:
                     raise OptionError(f"token {max(one)} is none of {target.name}'s; send text instead")
             form = CompletionForm(
-                target.name,
-                model.vocab,
+                target,
                 steps=asked.omnidraft.steps,
                 n=asked.n or 1,
                 prompts=len(tokens),
