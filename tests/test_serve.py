@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
@@ -220,8 +219,8 @@ def test_targets_are_loaded_on_demand_and_share_the_drafter() -> None:
     ids=str,
 )
 def test_bad_requests(up: Served, change: dict[str, Any], status: int, message: str) -> None:
-    refused = httpx.post(
-        f"{up.url}/v1/chat/completions",
+    refused = up.http.post(
+        "/v1/chat/completions",
         json={"messages": [{"role": "user", "content": "x"}], "max_tokens": 3} | change,
     )
     assert refused.status_code == status, refused.text
@@ -236,9 +235,7 @@ def test_bad_requests(up: Served, change: dict[str, Any], status: int, message: 
     [b"", b"{", b"[]", b"\xff", b'{"messages": [{"role": "user", "content": "\\ud800"}]}', b"[" * 5000],
 )
 def test_bodies_that_are_no_request(up: Served, body: bytes) -> None:
-    refused = httpx.post(
-        f"{up.url}/v1/chat/completions", content=body, headers={"Content-Type": "application/json"}
-    )
+    refused = up.http.post("/v1/chat/completions", content=body, headers={"Content-Type": "application/json"})
     assert refused.status_code == 400
     assert refused.json()["error"]["type"] == "invalid_request_error"
 
@@ -254,7 +251,7 @@ def test_openais_client_knows_the_errors(up: Served) -> None:
 def test_metrics_count_what_was_shown() -> None:
     with served() as up:
         answer = chat(up, max_tokens=40)
-        page = httpx.get(f"{up.url}/metrics").text
+        page = up.http.get("/metrics").text
         values = {
             line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
             for line in page.splitlines()
@@ -282,16 +279,16 @@ def test_metrics_count_what_was_shown() -> None:
         assert value("vllm:e2e_request_latency_seconds_count") == 1
         assert value("omnidraft_ngram_hits_total") > 0
 
-        status = httpx.get(f"{up.url}/v1/omnidraft/status").json()
+        status = up.http.get("/v1/omnidraft/status").json()
         target, other = status["targets"]
         assert target["counters"]["tokens"] == 40
         assert target["counters"]["accepted"] == accepted
         assert target["ngrams"]["entries"] == len(target["ngrams"]["newest"]) > 0
         assert not other["loaded"]
         assert status["drafter"]["name"] == "drafter"
-        assert httpx.get(f"{up.url}/health").text == "ok"
-        assert httpx.get(f"{up.url}/ready").json()["ready"]
-        assert "OmniDraft" in httpx.get(up.url).text
+        assert up.http.get("/health").text == "ok"
+        assert up.http.get("/ready").json()["ready"]
+        assert "OmniDraft" in up.http.get("/").text
 
 
 def test_tool_calls_are_read() -> None:

@@ -98,7 +98,7 @@ def test_a_conversation_finds_its_kv_cache_again() -> None:
                 )
                 messages.append({"role": "user", "content": said})
                 body = {"messages": messages, "temperature": 0, "max_tokens": 20}
-                answer = httpx.post(f"{up.url}/v1/chat/completions", json=body).json()
+                answer = up.http.post("/v1/chat/completions", json=body).json()
                 text = answer["choices"][0]["message"]["content"]
                 assert text == OmniDraft(TARGET, None).generate(messages, max_tokens=20).text
                 messages.append({"role": "assistant", "content": text})
@@ -157,7 +157,7 @@ def test_a_request_that_takes_too_long_is_ended() -> None:
         late.join()
         assert waiting.status_code == 504
         body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2000, "stream": True}
-        with httpx.stream("POST", f"{up.url}/v1/chat/completions", json=body) as response:
+        with up.http.stream("POST", "/v1/chat/completions", json=body) as response:
             lines = [line for line in response.iter_lines() if line]
         assert '"timeout_error"' in lines[-2]
         assert lines[-1] == "data: [DONE]"
@@ -196,5 +196,5 @@ def test_stopping_ends_answers_with_an_error() -> None:
         up.server.worker.close()
         thread.join()
         assert asking[0].status_code == 503
-        assert httpx.get(f"{up.url}/ready").status_code == 503
+        assert up.http.get("/ready").status_code == 503
         assert up.ask("x").status_code == 503

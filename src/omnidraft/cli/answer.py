@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,7 +41,8 @@ from omnidraft.cli.options import (
 from omnidraft.errors import OmniDraftError, OptionError
 
 if TYPE_CHECKING:
-    from omnidraft.engine import OmniDraft, Stream
+    from omnidraft.cli.remote import Counts, Remote
+    from omnidraft.engine import OmniDraft
     from omnidraft.stats import Stats
 
 
@@ -139,7 +141,17 @@ def _answer(model: OmniDraft, prompt: str, options: dict[str, Any], as_json: boo
 
 
 def chat(
-    target: Target,
+    ctx: typer.Context,
+    target: Annotated[
+        str | None,
+        typer.Option("--target", "-t", help="As for generate; with --server one of its models."),
+    ] = None,
+    server: Annotated[
+        str | None, typer.Option(help="Talk with a model of `omnidraft serve` at this address.")
+    ] = None,
+    api_key: Annotated[
+        str, typer.Option(envvar="OMNIDRAFT_API_KEY", help="The server's.", show_default=False)
+    ] = "",
     drafter: DrafterName = "smollm2-135m",
     method: MethodName = "auto",
     verification: Verification = "auto",
@@ -162,17 +174,16 @@ def chat(
     settings: Settings = None,
 ) -> None:
     """Talk with a model. /stats shows the counts, /reset forgets the conversation, Ctrl-C stops an answer."""
-    options: dict[str, Any] = dict(
-        method=method,
-        verification=verification,
-        splits=splits,
-        k=k,
-        adaptive=adaptive,
-        temperature=temperature,
-        top_p=top_p,
-        seed=seed,
-        max_tokens=max_tokens,
-    )
+    drawing: dict[str, Any] = dict(temperature=temperature, top_p=top_p, seed=seed, max_tokens=max_tokens)
+    if server is not None:
+        _refuse_own_options(ctx)
+        from omnidraft.cli.remote import Remote
+
+        _converse(Remote(server, target, api_key), system, drawing)
+        return
+    if target is None:
+        raise OptionError("there is nobody to talk with; name a --target, or a --server")
+    options = drawing | dict(method=method, verification=verification, splits=splits, k=k, adaptive=adaptive)
     limits = {"ngram_capacity": ngram_capacity, "ngram_eviction": ngram_eviction}
     where = engines(engine, drafter_engine, precision, drafter_precision, device, settings)
     with ngrams_kept(ngrams, options) as ready:
@@ -181,7 +192,18 @@ def chat(
         _converse(model, system, options)
 
 
-def _converse(model: OmniDraft, system: str, options: dict[str, Any]) -> None:
+_REMOTE = ("server", "target", "api_key", "system", "temperature", "top_p", "seed", "max_tokens")
+
+
+def _refuse_own_options(ctx: typer.Context) -> None:
+    """The server has its own models, engines and ways to draft."""
+    for name in ctx.params:
+        source = ctx.get_parameter_source(name)
+        if name not in _REMOTE and source is not None and source.name == "COMMANDLINE":
+            raise OptionError(f"--{name.replace('_', '-')} is the server's to choose; leave it out")
+
+
+def _converse(model: OmniDraft | Remote, system: str, options: dict[str, Any]) -> None:
     opening = [{"role": "system", "content": system}] if system else []
     messages = list(opening)
     err.print("/stats, /reset, /quit; Ctrl-C stops an answer", style="dim")
@@ -221,7 +243,7 @@ def _ask() -> str | None:
             return None
 
 
-def _show(stream: Stream) -> str:
+def _show(stream: Iterator[str]) -> str:
     """Print an answer as it comes, until its end or a Ctrl-C; return what was shown."""
     shown = []
     try:
@@ -234,12 +256,15 @@ def _show(stream: Stream) -> str:
     return "".join(shown)
 
 
-def _summary(stats: Stats) -> str:
+def _summary(stats: Stats | Counts) -> str:
     """One line about the Steps counted."""
-    if not stats.steps:
+    counts = stats.as_dict()
+    if not counts["steps"]:
         return "nothing yet"
-    accepted = "" if stats.acceptance_rate is None else f", {stats.acceptance_rate:.0%} of proposals accepted"
+    rate = counts["acceptance_rate"]
+    accepted = "" if rate is None else f", {rate:.0%} of proposals accepted"
+    speed = counts["tokens_per_second"]
     return (
-        f"{stats.tokens} tokens, {stats.tokens_per_second:.1f} tokens/s, "
-        f"{stats.tokens_per_step:.2f} tokens a step{accepted}"
+        f"{counts['tokens']} tokens, {f'{speed:.1f} tokens/s, ' if speed else ''}"
+        f"{counts['tokens_per_step']:.2f} tokens a step{accepted}"
     )

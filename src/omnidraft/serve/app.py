@@ -77,12 +77,15 @@ def web_server(server: Server) -> uvicorn.Server:
 
 def listen(settings: Settings) -> socket.socket:
     """Bound before any model is loaded: a port that is taken is said at once."""
+    listening = None
     try:
         family = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0][0]
         listening = socket.socket(family, socket.SOCK_STREAM)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((settings.host, settings.port))
     except OSError as error:
+        if listening:
+            listening.close()
         raise OptionError(
             f"{settings.host}:{settings.port} cannot be served on ({error.strerror}); choose another --port or --host"
         ) from error
