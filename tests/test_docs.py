@@ -60,7 +60,12 @@ def whole_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def user(whole_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user's machine: the known models on disk (tiny ones), the data of a task, a file of n-grams, a keyboard."""
+    """A user's machine: the known models on disk (tiny ones), the data of a task, a file of n-grams, a keyboard.
+
+    And what a drafter is built from: a model with its weights, and text.
+    """
+    from tiny_models import save, tiny_config, tiny_module
+
     monkeypatch.setenv("OMNIDRAFT_HOME", str(shutil.copytree(whole_home, tmp_path / "home")))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
@@ -69,6 +74,10 @@ def user(whole_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     rows = [json.dumps(row | {"task_id": id}) for id in (11, 601)]  # of the test and of the training split
     (tmp_path / "DIR" / "mbpp.jsonl").write_text("\n".join(rows) + "\n")
     omnidraft.load("qwen2.5-coder-0.5b").save_ngrams(tmp_path / "FILE")
+    save(tiny_module(tiny_config("Llama")), tmp_path / "PARENT")
+    (tmp_path / "TEXT").mkdir()
+    texts = [{"text": f"{number} bottles of beer on the wall, " * 5} for number in range(100)]
+    (tmp_path / "TEXT" / "songs.jsonl").write_text("\n".join(map(json.dumps, texts)))
     store = ProfileStore()
     store.save(
         ProfileKey("smollm2-135m", "qwen2.5-coder-0.5b", "default"), {"statistics": Document({"updates": 0})}

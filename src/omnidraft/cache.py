@@ -24,7 +24,7 @@ import filelock
 import platformdirs
 from rich.progress import Progress
 
-from omnidraft.catalog import KNOWN_MODELS
+from omnidraft.catalog import is_known
 from omnidraft.errors import CacheError, OmniDraftError
 
 MANIFEST = "omnidraft.json"
@@ -49,7 +49,7 @@ def cache_root() -> Path:
 
 def slug(name: str) -> str:
     """A folder name for `name`: legible, and different for different names."""
-    if name in KNOWN_MODELS:
+    if is_known(name):
         return name
     legible = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(name).stem)
     return f"{legible}-{hashlib.sha256(os.fsencode(name)).hexdigest()[:10]}"

@@ -16,6 +16,16 @@ class KnownModel:
     parameters: int
 
 
+@dataclass(frozen=True)
+class ShippedDrafter:
+    """A drafter in this package: its trained weights; its embedding and tokenizer are its parent's."""
+
+    parent: str  # a known model
+    file: str  # in this package (see `omnidraft.packed`)
+    upstream: str
+    licence: str
+
+
 def _numbered(package: str, count: int, version: str) -> tuple[str, ...]:
     return tuple(f"{package}{number}=={version}" for number in range(1, count + 1))
 
@@ -58,3 +68,10 @@ KNOWN_MODELS = {
         parameters=1_777_088_000,
     ),
 }
+
+SHIPPED_DRAFTERS: dict[str, ShippedDrafter] = {}
+
+
+def is_known(name: str) -> bool:
+    """Whether it is a short name."""
+    return name in KNOWN_MODELS or name in SHIPPED_DRAFTERS

@@ -17,6 +17,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
@@ -36,7 +37,7 @@ from omnidraft.cache import (
     sha256_of,
     writing,
 )
-from omnidraft.catalog import KNOWN_MODELS
+from omnidraft.catalog import KNOWN_MODELS, SHIPPED_DRAFTERS, is_known
 from omnidraft.errors import (
     CacheError,
     DamagedFileError,
@@ -149,6 +150,8 @@ def _locate(name: str) -> Callable[[Progress], Path]:
     path = Path(os.path.expanduser(name))  # os.path, and not Path.is_dir, takes any text without complaint
     if name in KNOWN_MODELS:
         return functools.partial(_converted, name, functools.partial(fetch_known, name))
+    if name in SHIPPED_DRAFTERS:
+        return functools.partial(_unpacked, name)
     if name and os.path.isdir(path):
         if fault := fault_of(path):
             raise DamagedFileError(
@@ -199,9 +202,11 @@ def list_models() -> list[ModelInfo]:
     for name, known in KNOWN_MODELS.items():
         checkpoint = home_of(name) / "checkpoint"
         infos.append(_info(name, known.upstream, known.licence, checkpoint))
+    for name, shipped in SHIPPED_DRAFTERS.items():
+        infos.append(_info(name, shipped.upstream, shipped.licence, home_of(name) / "checkpoint"))
     for manifest_file in sorted((cache_root() / "models").glob(f"*/checkpoint/{MANIFEST}")):
         manifest = read_manifest(manifest_file.parent)
-        if manifest and manifest["name"] not in KNOWN_MODELS:
+        if manifest and not is_known(manifest["name"]):
             infos.append(
                 _info(manifest["name"], manifest["upstream"], manifest["licence"], manifest_file.parent)
             )
@@ -263,10 +268,11 @@ def _listed(name: str) -> ModelInfo:
 
 
 def _unknown(name: str) -> ModelNotFoundError:
-    close = difflib.get_close_matches(name.lower(), KNOWN_MODELS, n=1, cutoff=0.6)
+    known = [*KNOWN_MODELS, *SHIPPED_DRAFTERS]
+    close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
     guess = f"did you mean {close[0]}? " if close else ""
     return ModelNotFoundError(
-        f"no model called {name!r}; {guess}give one of {', '.join(KNOWN_MODELS)}, a folder, a GGUF file, "
+        f"no model called {name!r}; {guess}give one of {', '.join(known)}, a folder, a GGUF file, "
         f"or a hub id such as org/name or org/name/file.gguf"
     )
 
@@ -332,11 +338,51 @@ def _convert(name: str, origin: Origin, checkpoint: Path) -> None:
         "upstream": origin.upstream or facts.name,
         "licence": origin.licence or facts.licence,
         "transformers": importlib.metadata.version("transformers"),
-        "files": {file.name: sha256_of(file) for file in sorted(unfinished.iterdir())},
     }
-    (unfinished / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    _describe(unfinished, manifest)
     shutil.rmtree(checkpoint, ignore_errors=True)  # a damaged one, or that of an older file
     os.replace(unfinished, checkpoint)
+
+
+def _describe(folder: Path, manifest: dict[str, Any]) -> None:
+    files = {file.name: sha256_of(file) for file in sorted(folder.iterdir())}
+    text = json.dumps(manifest | {"files": files}, indent=2)
+    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+
+def _unpacked(name: str, progress: Progress) -> Path:
+    """The checkpoint of a drafter that this package ships; made from the file and its parent's checkpoint."""
+    shipped = SHIPPED_DRAFTERS[name]
+    file = Path(__file__).parent / shipped.file
+    home = home_of(name)
+    checkpoint = home / "checkpoint"
+    sha256 = sha256_of(file)
+    if is_ready(checkpoint) and (read_manifest(checkpoint) or {})["sha256"] == sha256:
+        return checkpoint
+    _require_converter()
+    parent = resolve(shipped.parent, progress)
+    from omnidraft.packed import unpack_drafter
+
+    with locked(home.name, progress), writing(home):
+        unfinished = home / "checkpoint.unfinished"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        unpack_drafter(file, parent, unfinished)
+        _describe(
+            unfinished,
+            {
+                "name": name,
+                "source": shipped.file,
+                "sha256": sha256,
+                "size": file.stat().st_size,
+                "mtime_ns": file.stat().st_mtime_ns,
+                "upstream": shipped.upstream,
+                "licence": shipped.licence,
+            },
+        )
+        shutil.rmtree(checkpoint, ignore_errors=True)
+        os.replace(unfinished, checkpoint)
+    return checkpoint
 
 
 def _require_gguf(file: Path) -> None:

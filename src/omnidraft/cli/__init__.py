@@ -57,6 +57,7 @@ _COMMANDS = {
         "curve",
         "omnidraft curve --model qwen2.5-coder-0.5b --longest 8 --json curve.json",
     ),
+    "drafter": ("drafters", "drafter_app", ""),
     "models": ("models", "models_app", ""),
     "ngrams": ("vocabularies", "ngrams_app", ""),
     "profile": ("profiles", "profile_app", ""),
