@@ -29,7 +29,7 @@ class Drafter:
         self._sampler = sampler
         self._context = DraftContext(translator.alignment)
         self._context_length = context_length
-        self._seen = 0  # target tokens already in the context
+        self.seen = 0  # target tokens already in the context
         self._start = 0  # first draft token still in the window
 
     def prefill(self, context: Sequence[int], part: int) -> Iterator[None]:
@@ -43,8 +43,8 @@ class Drafter:
 
     def propose(self, context: Sequence[int], k: int) -> tuple[Draft, Proposal]:
         """A draft of at most k tokens behind the target's `context`, and its proposal in target tokens."""
-        self._context.extend(context[self._seen :])
-        self._seen = len(context)
+        self._context.extend(context[self.seen :])
+        self.seen = len(context)
         draft = self._write(k)
         return draft, self.translator.translate(context, draft)
 

@@ -10,7 +10,6 @@ import typer
 
 from omnidraft.cli.common import engines, err, load, ngrams_kept, read_prompt
 from omnidraft.cli.options import (
-    Adaptive,
     Device,
     DrafterEngine,
     DrafterName,
@@ -51,8 +50,7 @@ def generate(
     method: MethodName = "auto",
     verification: Verification = "auto",
     splits: Splits = None,
-    k: K = 4,
-    adaptive: Adaptive = False,
+    k: K = None,
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
     top_k: TopK = 0,
@@ -88,7 +86,6 @@ def generate(
         verification=verification,
         splits=splits,
         k=k,
-        adaptive=adaptive,
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,
@@ -127,7 +124,7 @@ def _answer(model: OmniDraft, prompt: str, options: dict[str, Any], as_json: boo
             "text": answer.text,
             "tokens": list(answer.tokens),
             "finish_reason": answer.finish_reason,
-            "stats": answer.stats.as_dict() | {"engines": model.engines},
+            "stats": answer.stats.as_dict() | {"engines": model.engines, "control": model.control},
         }
         print(json.dumps(record, ensure_ascii=False))
         return
@@ -144,8 +141,7 @@ def chat(
     method: MethodName = "auto",
     verification: Verification = "auto",
     splits: Splits = None,
-    k: K = 4,
-    adaptive: Adaptive = False,
+    k: K = None,
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
     seed: Seed = None,
@@ -167,7 +163,6 @@ def chat(
         verification=verification,
         splits=splits,
         k=k,
-        adaptive=adaptive,
         temperature=temperature,
         top_p=top_p,
         seed=seed,
@@ -239,6 +234,8 @@ def _summary(stats: Stats) -> str:
     if not stats.steps:
         return "nothing yet"
     accepted = "" if stats.acceptance_rate is None else f", {stats.acceptance_rate:.0%} of proposals accepted"
+    if stats.lookup_tokens:
+        accepted += f", {stats.lookup_tokens} tokens looked up"
     return (
         f"{stats.tokens} tokens, {stats.tokens_per_second:.1f} tokens/s, "
         f"{stats.tokens_per_step:.2f} tokens a step{accepted}"
