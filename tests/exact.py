@@ -16,6 +16,7 @@ from toy import ToySession
 from omnidraft.control import Fixed
 from omnidraft.decode import decode
 from omnidraft.drafting import Drafter
+from omnidraft.lookup import END, History, Lookup
 from omnidraft.sampling import Noise, Sampler, Sampling
 from omnidraft.spellings import Lexicon
 from omnidraft.translate import Translator
@@ -174,9 +175,13 @@ class Pair:
         length: int,
         steps: int | None = None,
         max_tokens: int = 99,
+        history: Sequence[int] | None = None,
     ) -> Law:
-        """The same law, as the loop gives it. After so many `steps` the target goes on alone: a step that is
-        exact behind every context is exact behind another step, and one takes far fewer runs than two."""
+        """The same law, as the loop gives it. With a `history` of tokens whatever can be looked up is.
+
+        After so many `steps` the target goes on alone: a step that is exact behind every context is exact behind
+        another step, and one takes far fewer runs than two.
+        """
         vocab = self.target_model.vocab
 
         def run(noise: Noise) -> tuple[int, ...]:
@@ -188,13 +193,15 @@ class Pair:
                 4096,
                 sampler if rule.needs_laws else None,
             )
+            met = None if history is None else History(100, [*history, END])
             loop = decode(
                 self.target_model.session(),
                 drafter,
                 self.context,
+                lookup=Lookup(met) if met else None,
                 sampler=sampler,
                 rule=rule,
-                control=Fixed(k),
+                control=Fixed(k, long_enough=1),
                 max_tokens=max_tokens,
                 ends=vocab.eos,
             )

@@ -13,6 +13,7 @@ from omnidraft import verify
 from omnidraft.ngrams import SymbolLaw, Trie
 from omnidraft.sampling import Sampling
 from omnidraft.translate import SymbolTranslator, TextTranslator, Translator
+from omnidraft.types import Verdict
 from omnidraft.verify import Compare, Paper, Rule, Walk
 
 # A drafter's pieces and a target's. Where both have `a` and `b`, `abb` of the target is an n-gram of three
@@ -140,6 +141,36 @@ def test_comparing_is_exact(pair: Pair, known: str) -> None:
         assert answer_error(pair, made, k=2, sampling=FILTERS["plain"]) < EXACT
         assert answer_error(pair, made, k=3, sampling=FILTERS["penalties"], length=3) < EXACT
         assert answer_error(pair, made, k=3, sampling=FILTERS["top-p"], max_tokens=2) < EXACT
+
+
+LOOKED_UP = ("the same but for ids", "n-grams of two", "inner node with a token", "splits", "ends by role")
+
+
+@pytest.mark.parametrize("name", LOOKED_UP)
+@pytest.mark.parametrize("rule", [Walk, Compare], ids=lambda rule: rule.__name__)
+def test_look_ups_are_exact_beside_any_rule(name: str, rule: type[Walk] | type[Compare]) -> None:
+    pair = Pair(*PAIRS[name], prompt=b"abaab")
+    earlier = pair.target_model.vocab.encode_bytes(b"abaabbabab")
+    for k, sampling in ((1, FILTERS["plain"]), (3, FILTERS["top-k"]), (3, FILTERS["penalties"])):
+        law = pair.drafted_law(method(rule), k=k, sampling=sampling, length=3, history=earlier)
+        assert error(law, pair.own_law(sampling, 3)) < EXACT
+        drafted = pair.drafted_law(method(rule), k=k, sampling=sampling, length=3)
+        assert law.keys() == drafted.keys()
+
+
+def test_a_look_up_that_is_believed_unseen_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair(*PAIRS["n-grams of two"], prompt=b"abaab")
+    earlier = pair.target_model.vocab.encode_bytes(b"abaabbabab")
+
+    def believing(self: Compare, rows, draft, proposal, sampler, ends):  # type: ignore[no-untyped-def]
+        for token in proposal.tokens:
+            sampler.commit(token)
+        drawn = sampler.draw(list(rows)[-1])
+        return Verdict((*proposal.tokens, drawn), accepted=len(proposal.tokens))
+
+    monkeypatch.setattr(Compare, "__call__", believing)
+    law = pair.drafted_law(method(Walk), k=2, sampling=FILTERS["plain"], length=3, history=earlier)
+    assert error(law, pair.own_law(FILTERS["plain"], 3)) > WRONG
 
 
 def random_pair(seed: int) -> Pair:

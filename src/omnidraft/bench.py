@@ -10,6 +10,7 @@ from typing import Any
 
 from omnidraft.decode import Chunk
 from omnidraft.engine import OmniDraft, make_options
+from omnidraft.errors import OptionError
 from omnidraft.session import Model
 from omnidraft.stats import Stats
 
@@ -39,9 +40,10 @@ def run(
 ) -> list[Run]:
     """Answer every prompt by every method, `repeat` times.
 
-    A method may name its verification and splits too: `prefill:trie`, `ngram:compare:nosplits`. Methods take turns
-    prompt by prompt, in rotated order, so that a machine that drifts does so under all of them; every answer
-    starts from empty KV caches, every repeat of a task without n-grams. What `on_chunk` does is outside the clock.
+    A method may name its verification, splits and k too: `prefill:trie`, `ngram:compare:nosplits`, `text:k4`. Methods
+    take turns prompt by prompt, in rotated order, so that a machine that drifts does so under all of them; every
+    answer starts from empty KV caches, every repeat of a task without n-grams and measurements. What `on_chunk` does
+    is outside the clock.
     Options are those of `OmniDraft.stream`.
 
     Raises:
@@ -67,25 +69,31 @@ def run(
 
 
 def method_options(method: str) -> dict[str, Any]:
-    """The options that a method's name stands for: `method[:verification][:splits|:nosplits][:adaptive]`."""
+    """The options that a method's name stands for: `method[:verification][:splits|:nosplits][:kN]`.
+
+    Raises:
+        OptionError: k is no number.
+    """
     name, *details = method.split(":")
     options: dict[str, Any] = {"method": name}
     for detail in details:
         if detail in ("splits", "nosplits"):
             options["splits"] = detail == "splits"
-        elif detail == "adaptive":
-            options["adaptive"] = True
+        elif detail[:1] == "k":
+            if not detail[1:].isdigit():
+                raise OptionError(f"method {method!r} gives no number with k; write it as {name}:k4")
+            options["k"] = int(detail[1:])
         else:
             options["verification"] = detail
     return options
 
 
-def rows(runs: Sequence[Run], *, k: int, temperature: float, seed: int | None) -> list[dict[str, Any]]:
+def rows(runs: Sequence[Run], *, k: int | None, temperature: float, seed: int | None) -> list[dict[str, Any]]:
     """One row per task and method, in the stable form of `omnidraft bench --json`.
 
     Speeds are totals over the prompts of a repeat, medians over repeats; `speedup` is the median over repeats
     of the ratio to `plain` in the same repeat (None without it). `identical` counts the prompts whose answer
-    is the same as plain's.
+    is the same as plain's. `k`: None where as many are drafted as pay.
     """
     table = []
     keys = dict.fromkeys((run.task, run.method) for run in runs)
@@ -101,7 +109,7 @@ def rows(runs: Sequence[Run], *, k: int, temperature: float, seed: int | None) -
             {
                 "task": task,
                 "method": method,
-                "k": None if method == "plain" else k,
+                "k": None if method == "plain" else method_options(method).get("k", k),
                 "temperature": temperature,
                 "seed": seed,
                 "prompts": len(answers),
@@ -109,6 +117,7 @@ def rows(runs: Sequence[Run], *, k: int, temperature: float, seed: int | None) -
                 "steps": total.steps,
                 "acceptance_rate": total.acceptance_rate,
                 "tokens_per_step": total.tokens_per_step,
+                "lookup_tokens_per_step": total.lookup_tokens / total.steps if total.lookup_tokens else None,
                 "ngram_hits_per_step": total.ngram_hits / total.steps if total.ngram_hits else None,
                 "tokens_per_second": median(speed.values()),
                 "speedup": median(speed[r] / plain_speed[r] for r in speed) if plain else None,

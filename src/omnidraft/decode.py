@@ -9,10 +9,11 @@ from time import perf_counter
 
 from omnidraft.control import Control
 from omnidraft.drafting import Drafter
+from omnidraft.lookup import Lookup
 from omnidraft.sampling import Sampler
 from omnidraft.session import Session, feed
 from omnidraft.types import Draft, Proposal, Provenance, Step, as_tokens
-from omnidraft.verify import Rule
+from omnidraft.verify import Compare, Rule
 from omnidraft.vocab import Vocab
 
 
@@ -21,28 +22,35 @@ def decode(
     drafter: Drafter | None,
     prompt: Sequence[int],
     *,
+    lookup: Lookup | None = None,
     sampler: Sampler,
     rule: Rule,
     control: Control,
     max_tokens: int,
     ends: Collection[int],
 ) -> Iterator[Step]:
-    """Speculative decoding (paper algorithm 1); without a drafter, plain decoding.
+    """Speculative decoding (paper algorithm 1); without a drafter and a look-up, plain decoding.
 
+    `rule` verifies what the drafter drafted; what was looked up was drawn from no law, and is compared.
     Yields until a token in `ends` or `max_tokens` tokens. Abandoning the iterator is safe at any Step: the
     next answer's `feed` puts the sessions right.
     """
-    context = as_tokens(prompt)
+    context, compare = as_tokens(prompt), Compare()
     while (room := len(prompt) + max_tokens - len(context)) > 0:
         start = perf_counter()
         drafted_before = drafter.session.seconds if drafter else 0.0
         verified_before = target.seconds
-        k = min(control.length(), room - 1)
-        draft, proposal = drafter.propose(context, k) if drafter and k else (Draft(()), Proposal(()))
+        matched = lookup.match(context) if lookup else 0
+        behind = len(context) - drafter.seen if drafter else 0
+        source, k = control.choose(room - 1, matched, behind)
+        proposer = lookup if source == "lookup" else drafter
+        draft, proposal = proposer.propose(context, k) if proposer and k else (Draft(()), Proposal(()))
         if len(proposal.tokens) >= room:
-            proposal = Proposal(proposal.tokens[: room - 1], proposal.lengths[: room - 1])
+            proposal = replace(
+                proposal, tokens=proposal.tokens[: room - 1], lengths=proposal.lengths[: room - 1]
+            )
         rows = feed(target, context + as_tokens(proposal.tokens), rows=len(proposal.tokens) + 1)
-        verdict = rule(rows, draft, proposal, sampler, ends)
+        verdict = (rule if draft.tokens else compare)(rows, draft, proposal, sampler, ends)
         if drafter:
             drafter.translator.observe(verdict.tokens, proposal, verdict.accepted)
         first = len(context) == len(prompt)

@@ -29,13 +29,13 @@ class Drafter:
         self._sampler = sampler
         self._context = DraftContext(translator.alignment)
         self._context_length = context_length
-        self._seen = 0  # target tokens already in the context
+        self.seen = 0  # target tokens already in the context
         self._start = 0  # first draft token still in the window
 
     def prefill(self, context: Sequence[int], part: int) -> Iterator[None]:
         """Follow the target's `context` with at most `part` tokens a turn, so that `propose` has few to feed."""
-        self._context.extend(context[self._seen :])
-        self._seen = len(context)
+        self._context.extend(context[self.seen :])
+        self.seen = len(context)
         tokens = self._window(1)
         for end in range(common_prefix(self.session.tokens, tokens) + part, len(tokens), part):
             feed(self.session, tokens[:end], rows=1)
@@ -43,8 +43,8 @@ class Drafter:
 
     def propose(self, context: Sequence[int], k: int) -> tuple[Draft, Proposal]:
         """A draft of at most k tokens behind the target's `context`, and its proposal in target tokens."""
-        self._context.extend(context[self._seen :])
-        self._seen = len(context)
+        self._context.extend(context[self.seen :])
+        self.seen = len(context)
         draft = self._write(k)
         return draft, self.translator.translate(context, draft)
 

@@ -16,6 +16,7 @@ from omnidraft.control import Adaptive, Control, Fixed
 from omnidraft.decode import Chunk, decode, stream_text
 from omnidraft.drafting import Drafter
 from omnidraft.errors import ContextLengthError, OptionError, is_count
+from omnidraft.lookup import Lookup
 from omnidraft.ngrams import Eviction, Trie
 from omnidraft.sampling import Processor, Sampler, Sampling
 from omnidraft.session import Model, Session, common_prefix, feed
@@ -30,9 +31,11 @@ if TYPE_CHECKING:
     from omnidraft.learn.learner import Learner
     from omnidraft.learn.profile import ProfileStore
 
-Method = Literal["auto", "plain", "direct", "ngram", "prefill", "text"]
+Method = Literal["auto", "plain", "lookup", "direct", "ngram", "prefill", "text"]
 Verification = Literal["auto", "compare", "trie", "paper"]
 Message = Mapping[str, str]
+
+_LONGEST_DRAFT, _LONGEST_LOOKUP = 8, 16  # tokens, where k is not given
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +45,23 @@ class Strategy:
     method: str
     verification: str
     splits: bool
+    lookup: bool = False  # whether look-ups may draft in place of the drafter
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """How to answer.
 
-    method: `plain` does not draft. `direct` proposes tokens that both vocabularies have, `ngram` also n-grams met
-    before, `prefill` all n-grams, `text` the drafted text re-tokenised. verification: `compare` and `trie` leave the
-    target's law as it is, `paper` is the paper's approximation; `text` goes with `compare` only. `auto` is what
-    measures best (docs/decisions.md): `text` with `compare` at temperature 0, and with a seed, when the answer is plain
-    decoding's token for token; `prefill` with `trie` when sampling without one. splits: whether draft tokens that the
-    target lacks are taken apart; None does so for `ngram` and `prefill`, except under `paper`, which cannot.
-    k: draft tokens a step. adaptive: at most k, as many as promise most tokens a second by what passes have cost so
-    far; none where drafting does not pay.
+    method: `plain` does not draft. `lookup` proposes what came after the same tokens before, in the prompt, the answer
+    so far and the answers that a profile keeps, and needs no drafter. `direct` proposes tokens that both vocabularies
+    have, `ngram` also n-grams met before, `prefill` all n-grams, `text` the drafted text re-tokenised. verification:
+    `compare` and `trie` leave the target's law as it is, `paper` is the paper's approximation; `text` and `lookup` go
+    with `compare` only. `auto` is what measures best (docs/decisions.md): look-ups where they promise most, else `text`
+    with `compare` at temperature 0, and with a seed, when the answer is plain decoding's token for token, and
+    `prefill` with `trie` when sampling without one; without a drafter look-ups alone. splits: whether draft tokens that
+    the target lacks are taken apart; None does so for `ngram` and `prefill`, except under `paper`, which cannot.
+    k: draft tokens a step; None drafts as many as promise most tokens a second by what steps have cost and brought so
+    far, none where drafting does not pay (`omnidraft.control`).
     json_schema: the answer is a JSON document of this schema (extra `grammar`). processors: logits processors of
     transformers, grammars of `omnidraft.processors`, or functions of (tokens so far, logits) that give changed ones.
 
@@ -66,8 +72,7 @@ class Options:
     method: Method = "auto"
     verification: Verification = "auto"
     splits: bool | None = None
-    k: int = 4
-    adaptive: bool = False
+    k: int | None = None
     max_tokens: int = 512
     stop: tuple[str, ...] = ()
     raw: bool = False
@@ -79,18 +84,20 @@ class Options:
         for name, known in (("method", get_args(Method)), ("verification", get_args(Verification))):
             if getattr(self, name) not in known:
                 raise OptionError(f"unknown {name} {getattr(self, name)!r}; use one of {', '.join(known)}")
-        if self.method in ("auto", "plain", "text") and self.verification in ("trie", "paper"):
+        if self.method in ("auto", "plain", "lookup", "text") and self.verification in ("trie", "paper"):
             raise OptionError(
                 f"method {self.method!r} cannot be verified by {self.verification!r}; "
                 "use method 'direct', 'ngram' or 'prefill', or verification 'compare'"
             )
-        if self.splits and (self.verification == "paper" or self.method in ("auto", "plain", "text")):
+        if self.splits and (
+            self.verification == "paper" or self.method in ("auto", "plain", "lookup", "text")
+        ):
             raise OptionError(
                 "splits are for methods direct, ngram and prefill, and not for verification 'paper'; leave them out"
             )
-        if not (is_count(self.k) and 1 <= self.k <= 64):
+        if not (self.k is None or (is_count(self.k) and 1 <= self.k <= 64)):
             raise OptionError(
-                f"k is {self.k!r}; it must be an integer in 1..64 (method='plain' does not draft)"
+                f"k is {self.k!r}; it must be an integer in 1..64, or None (method='plain' does not draft)"
             )
         if not (is_count(self.max_tokens) and self.max_tokens >= 1):
             raise OptionError(f"max_tokens is {self.max_tokens!r}; it must be an integer, 1 or more")
@@ -113,7 +120,7 @@ class Options:
             verification = "trie" if law_aware and method in ("direct", "ngram", "prefill") else "compare"
         if splits is None:
             splits = method in ("ngram", "prefill") and verification != "paper"
-        return Strategy(method, verification, splits)
+        return Strategy(method, verification, splits, lookup=self.method in ("auto", "lookup"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +212,8 @@ class OmniDraft:
         self.learner: Learner | None = None
         self._drafting = drafter  # the drafter as it is adapted now
         self._learners: dict[str | None, tuple[Any, Learner]] = {}  # profile -> (settings, learner)
-        self._controls: dict[tuple[Strategy, int], Adaptive] = {}
+        self._controls: dict[Strategy, Adaptive] = {}
+        self._control: Control = Fixed(0)  # of the latest answer
         self._translators: dict[Strategy, Translator] = {}
         self._tries: dict[tuple[str, bool], Trie] = {}
         self._lock = threading.RLock()  # held for a step, never between steps
@@ -218,6 +226,11 @@ class OmniDraft:
             for role, model in (("target", self.target), ("drafter", self.drafter))
             if model
         }
+
+    @property
+    def control(self) -> dict[str, Any] | None:
+        """What the policy of the latest answer knows of costs and acceptance; None where k was given."""
+        return self._control.as_dict() if isinstance(self._control, Adaptive) else None
 
     def prompt_tokens(self, prompt: str | Sequence[Message], *, raw: bool = False) -> list[int]:
         """The target's token ids of a prompt: text as one user message (or as it is, `raw`), or chat messages.
@@ -426,7 +439,7 @@ class OmniDraft:
         strategy = options.strategy
         processors = self._processors(options, len(tokens))
         if self.drafter is None and options.method == "auto":
-            strategy = Strategy("plain", "compare", splits=False)
+            strategy = Strategy("lookup", "compare", splits=False, lookup=True)
         sampler = Sampler(
             options.sampling,
             tokens,
@@ -436,13 +449,15 @@ class OmniDraft:
             drafter=self.drafter.name if self.drafter else "",
         )
         rule = self._rule(strategy)
+        self._control = self._new_control(strategy, options.k)
         steps = decode(
             self._target_session,
             self._new_drafter(strategy, sampler if rule.needs_laws else None),
             tokens,
+            lookup=Lookup(self.learner.history if self.learner else None) if strategy.lookup else None,
             sampler=sampler,
             rule=rule,
-            control=self._control(strategy, options),
+            control=self._control,
             max_tokens=limit,
             ends=ends,
         )
@@ -461,11 +476,15 @@ class OmniDraft:
             one.processor(prompt_length) if isinstance(one, Grammar) else as_processor(one) for one in given
         ]
 
-    def _control(self, strategy: Strategy, options: Options) -> Control:
-        if not options.adaptive:
-            return Fixed(options.k)
+    def _new_control(self, strategy: Strategy, k: int | None) -> Control:
+        alone = strategy.method == "lookup"
+        if k is not None:
+            return Fixed(k, long_enough=1) if alone else Fixed(k)
         # What passes cost, and how much is accepted, is carried from answer to answer.
-        return self._controls.setdefault((strategy, options.k), Adaptive(options.k))
+        if strategy not in self._controls:
+            drafted = 0 if alone or strategy.method == "plain" else _LONGEST_DRAFT
+            self._controls[strategy] = Adaptive(drafted, _LONGEST_LOOKUP if strategy.lookup else 0)
+        return self._controls[strategy]
 
     def _rule(self, strategy: Strategy) -> Rule:
         if strategy.verification == "compare":
@@ -474,7 +493,7 @@ class OmniDraft:
         return Walk(trie) if strategy.verification == "trie" else Paper(trie)
 
     def _new_drafter(self, strategy: Strategy, sampler: Sampler | None) -> Drafter | None:
-        if strategy.method == "plain":
+        if strategy.method in ("plain", "lookup"):
             return None
         if self.drafter is None or self._draft_session is None or self.alignment is None:
             raise OptionError(f"method {strategy.method!r} needs a drafter; load one with drafter=...")

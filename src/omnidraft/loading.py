@@ -65,8 +65,8 @@ def load(
     """Load a target and a drafter, fetching them on first use.
 
     A model is a known name (`omnidraft models`), a hub id, a local folder, a GGUF file, or one loaded before:
-    a drafter loaded once serves any number of targets. `drafter=None` decodes plainly. Under `auto` the drafter's
-    engine and precision are the target's, as far as the drafter knows them; see `load_model`.
+    a drafter loaded once serves any number of targets. `drafter=None` drafts by look-ups alone. Under `auto` the
+    drafter's engine and precision are the target's, as far as the drafter knows them; see `load_model`.
     `ngram_capacity`: how many n-grams the method `ngram` keeps; None keeps all. Beyond it the least frequently
     (`lfu`) or the least recently (`lru`) accepted ones go.
 

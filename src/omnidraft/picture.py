@@ -118,8 +118,11 @@ def explain(model: OmniDraft, prompt: str | Sequence[Message], **options: Any) -
     from omnidraft.engine import make_options
 
     strategy = make_options(**options).strategy
-    if model.alignment is None or model.drafter is None or strategy.method == "plain":
-        raise OptionError("plain decoding has no drafts to explain; choose another method, and a drafter")
+    if model.alignment is None or model.drafter is None or strategy.method in ("plain", "lookup"):
+        raise OptionError(
+            "plain decoding and look-ups have no drafts to explain; choose another method, and a drafter"
+        )
+    options |= {"method": strategy.method, "verification": strategy.verification}  # of `auto` what is drafted
     trie = None
     if strategy.method != "text":
         trie = model.trie(strategy.method, splits=strategy.splits)

@@ -16,6 +16,7 @@ class Stats:
     proposing_steps: int = 0
     acceptance_sum: float = 0.0  # of accepted / proposed, a step (the paper's definition)
     ngram_hits: int = 0  # accepted n-grams
+    lookup_tokens: int = 0  # accepted, of look-ups
     seconds: float = 0.0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
@@ -30,6 +31,7 @@ class Stats:
         if step.proposal.tokens:
             self.proposing_steps += 1
             self.ngram_hits += step.ngram_hits
+            self.lookup_tokens += step.accepted if step.proposal.source == "lookup" else 0
             self.acceptance_sum += step.accepted / len(step.proposal.tokens)
 
     def merge(self, other: Stats) -> None:
@@ -62,9 +64,11 @@ class Stats:
         return {
             "tokens": self.tokens,
             "steps": self.steps,
+            "plain_steps": self.steps - self.proposing_steps,
             "tokens_per_step": self.tokens_per_step,
             "acceptance_rate": self.acceptance_rate,
             "ngram_hits": self.ngram_hits,
+            "lookup_tokens": self.lookup_tokens,
             "seconds": self.seconds,
             "tokens_per_second": self.tokens_per_second,
             "draft_seconds": self.draft_seconds,

@@ -35,7 +35,8 @@ def as_tokens(ids: Iterable[int] = ()) -> Tokens[int]:
     return array("i", ids)
 
 
-Provenance = Literal["drafted", "correction", "free"]
+Source = Literal["drafted", "lookup"]  # of a proposal: the drafter, or what was met before
+Provenance = Literal[Source, "correction", "free"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +55,12 @@ class Proposal:
     """The draft in the target's vocabulary; its pieces spell the draft's bytes or a prefix of them.
 
     `lengths` says how many base symbols each token was made of: more than one is an n-gram. Empty when the
-    text was re-tokenised.
+    text was re-tokenised. A proposal that was looked up (`omnidraft.lookup`) has no draft.
     """
 
     tokens: tuple[int, ...]  # [m]
     lengths: tuple[int, ...] = ()  # [m] or empty
+    source: Source = "drafted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ class Step:
         return sum(length > 1 for length in self.proposal.lengths[: self.accepted])
 
     def provenance(self, i: int) -> Provenance:
-        """Where `tokens[i]` came from: the drafter, or the target after a rejection or full acceptance."""
+        """Where `tokens[i]` came from: the drafter, a look-up, or the target after a rejection or full acceptance."""
         if i < self.accepted:
-            return "drafted"
+            return self.proposal.source
         return "correction" if self.accepted < len(self.proposal.tokens) else "free"

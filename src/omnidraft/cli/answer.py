@@ -11,7 +11,6 @@ import typer
 
 from omnidraft.cli.common import engines, err, load, ngrams_kept, read_prompt
 from omnidraft.cli.options import (
-    Adaptive,
     Device,
     DrafterEngine,
     DrafterName,
@@ -53,8 +52,7 @@ def generate(
     method: MethodName = "auto",
     verification: Verification = "auto",
     splits: Splits = None,
-    k: K = 4,
-    adaptive: Adaptive = False,
+    k: K = None,
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
     top_k: TopK = 0,
@@ -90,7 +88,6 @@ def generate(
         verification=verification,
         splits=splits,
         k=k,
-        adaptive=adaptive,
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,
@@ -129,7 +126,7 @@ def _answer(model: OmniDraft, prompt: str, options: dict[str, Any], as_json: boo
             "text": answer.text,
             "tokens": list(answer.tokens),
             "finish_reason": answer.finish_reason,
-            "stats": answer.stats.as_dict() | {"engines": model.engines},
+            "stats": answer.stats.as_dict() | {"engines": model.engines, "control": model.control},
         }
         print(json.dumps(record, ensure_ascii=False))
         return
@@ -156,8 +153,7 @@ def chat(
     method: MethodName = "auto",
     verification: Verification = "auto",
     splits: Splits = None,
-    k: K = 4,
-    adaptive: Adaptive = False,
+    k: K = None,
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
     seed: Seed = None,
@@ -183,7 +179,7 @@ def chat(
         return
     if target is None:
         raise OptionError("there is nobody to talk with; name a --target, or a --server")
-    options = drawing | dict(method=method, verification=verification, splits=splits, k=k, adaptive=adaptive)
+    options = drawing | dict(method=method, verification=verification, splits=splits, k=k)
     limits = {"ngram_capacity": ngram_capacity, "ngram_eviction": ngram_eviction}
     where = engines(engine, drafter_engine, precision, drafter_precision, device, settings)
     with ngrams_kept(ngrams, options) as ready:
@@ -263,6 +259,8 @@ def _summary(stats: Stats | Counts) -> str:
         return "nothing yet"
     rate = counts["acceptance_rate"]
     accepted = "" if rate is None else f", {rate:.0%} of proposals accepted"
+    if counts["lookup_tokens"]:
+        accepted += f", {counts['lookup_tokens']} tokens looked up"
     speed = counts["tokens_per_second"]
     return (
         f"{counts['tokens']} tokens, {f'{speed:.1f} tokens/s, ' if speed else ''}"

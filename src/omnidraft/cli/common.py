@@ -57,8 +57,8 @@ def load(target: str, drafter: str, options: dict[str, Any], **loading: Any) -> 
     from omnidraft import loading as by_name
 
     check_options(options)
-    plain = options.get("method") == "plain"
-    return by_name.load(target, None if plain else drafter, **loading)
+    alone = options.get("method") in ("plain", "lookup")
+    return by_name.load(target, None if alone else drafter, **loading)
 
 
 def engines(

@@ -32,7 +32,7 @@ from omnidraft.errors import OptionError
 if TYPE_CHECKING:
     from omnidraft.decode import Chunk
 
-_COLOURS = {"drafted": "green", "correction": "yellow", "free": "cyan"}
+_COLOURS = {"drafted": "green", "lookup": "magenta", "correction": "yellow", "free": "cyan"}
 
 
 def bench(
@@ -44,11 +44,11 @@ def bench(
     methods: Annotated[
         str,
         typer.Option(
-            help="Methods, separated by commas, with verification and splits if wanted: plain,ngram,prefill:trie,"
+            help="Methods, separated by commas, with verification, splits and k if wanted: plain,text:k4,prefill:trie,"
             "direct:compare:splits. Speedup is against plain."
         ),
-    ] = ("plain,direct,text"),
-    k: K = 4,
+    ] = ("plain,text,auto"),
+    k: K = None,
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
     seed: Seed = 0,
@@ -105,7 +105,7 @@ def bench(
 def demo(
     target: Target = "qwen2.5-coder-0.5b",
     drafter: DrafterName = "smollm2-135m",
-    k: K = 4,
+    k: K = None,
     max_tokens: MaxTokens = 48,
     engine: Engine = "auto",
     drafter_engine: DrafterEngine = "auto",
@@ -122,15 +122,16 @@ def demo(
     where = engines(engine, drafter_engine, precision, drafter_precision, device, settings)
     model = load(target, drafter, options, **where)
     legend = "  ".join(f"[{colour}]{name}[/]" for name, colour in _COLOURS.items())
-    out.print(f"[bold]{target}[/] with drafter [bold]{drafter}[/], k = {k}: {legend}")
+    drafting = "drafting as much as pays" if k is None else f"k = {k}"
+    out.print(f"[bold]{target}[/] with drafter [bold]{drafter}[/], {drafting}: {legend}")
     for role, its in model.engines.items():
         reason = f" ({its['reason']})" if its["reason"] else ""
         out.print(f"[dim]{role}: {its['name']}, {its['precision']}, {its['device']}{reason}[/]")
-    out.print("[dim]Each prompt is answered by every method in turn; what you see is `text`.[/]")
+    out.print("[dim]Each prompt is answered by every method in turn; what you see is `auto`.[/]")
     shown: set[str] = set()
 
     def show(method: str, prompt: str, chunk: Chunk) -> None:
-        if method != "text":
+        if method != "auto":
             return
         if prompt not in shown:
             shown.add(prompt)
@@ -138,7 +139,7 @@ def demo(
         for text, source in chunk.pieces:
             out.print(text, style=_COLOURS[source], end="", markup=False)
 
-    methods = ["plain", "direct", "text", "text:adaptive"]
+    methods = ["plain", "text", "auto"]
     runs = benchmark.run(model.target, model.drafter, {"demo": PROMPTS}, methods, on_chunk=show, **options)
     out.print("\n")
     out.print(_results_table(benchmark.rows(runs, k=k, temperature=0.0, seed=None)))

@@ -13,10 +13,8 @@ Target = Annotated[
     typer.Option("--target", "-t", help="A known name (see `models`), hub id, local folder or GGUF file."),
 ]
 DrafterName = Annotated[str, typer.Option("--drafter", "-d", help="The drafter, named like a target.")]
-K = Annotated[int, typer.Option("-k", help="Draft tokens a step.")]
-Adaptive = Annotated[
-    bool,
-    typer.Option("--adaptive", help="Draft at most k tokens a step: as many as pay, none where none do."),
+K = Annotated[
+    int | None, typer.Option("-k", help="Draft tokens a step; left out: as many as pay, none where none do.")
 ]
 Temperature = Annotated[float, typer.Option(help="0 takes the most likely token.")]
 TopP = Annotated[float, typer.Option(help="Keep the likeliest tokens up to this mass.")]
@@ -26,7 +24,7 @@ RepetitionPenalty = Annotated[float, typer.Option(help="Divide the logits of tok
 PresencePenalty = Annotated[float, typer.Option(help="Subtract from the logits of tokens in the answer.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of the draws; the same seed gives the same answer.")]
 MaxTokens = Annotated[int, typer.Option(help="Most tokens of an answer.")]
-MethodName = Annotated[str, typer.Option(help="plain, direct, ngram, prefill, text or auto.")]
+MethodName = Annotated[str, typer.Option(help="plain, lookup, direct, ngram, prefill, text or auto.")]
 Verification = Annotated[
     str, typer.Option(help="compare, trie, auto (all exact), or paper (the paper's approximation).")
 ]

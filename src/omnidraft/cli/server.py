@@ -41,10 +41,7 @@ def serve(
     method: MethodName = "auto",
     verification: Verification = "auto",
     splits: Splits = None,
-    k: K = 4,
-    adaptive: Annotated[
-        bool, typer.Option(help="Draft at most k tokens a step: as many as pay, none where none do.")
-    ] = True,
+    k: K = None,
     slots: Annotated[int, typer.Option(help="Answers under way at once.")] = 4,
     queue: Annotated[int, typer.Option(help="Requests that may wait; more are told to come back.")] = 64,
     timeout: Annotated[float, typer.Option(help="Seconds of a request, waiting included.")] = 600.0,
@@ -74,9 +71,7 @@ def serve(
             "plain decoding has no drafter to learn; leave --learn out, or choose another method"
         )
     where = engines(engine, drafter_engine, precision, drafter_precision, device, settings)
-    options: dict[str, Any] = dict(
-        method=method, verification=verification, splits=splits, k=k, adaptive=adaptive
-    )
+    options: dict[str, Any] = dict(method=method, verification=verification, splits=splits, k=k)
     serving = Serving(
         targets=tuple(dict.fromkeys(targets)),
         host=host,

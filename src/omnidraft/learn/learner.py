@@ -16,6 +16,7 @@ from time import perf_counter
 from typing import Any, Literal, Protocol, cast, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from omnidraft.errors import NGramFileError, OptionError
 from omnidraft.hub import weights_fingerprint
@@ -24,11 +25,13 @@ from omnidraft.learn.profile import Arrays, Document, Part, Profile, ProfileKey,
 from omnidraft.learn.replay import Replay, pack, unpack
 from omnidraft.learn.traces import Trace, Tracer
 from omnidraft.learn.trainer import Trainer, Training, Update, adapter_document
+from omnidraft.lookup import END, History
 from omnidraft.ngrams import Trie
 from omnidraft.session import Model
 
 When = Literal["off", "between", "idle"]
 _REPLAY = 64 << 20  # bytes
+_HISTORY = 1 << 17  # tokens, 2 MB
 _SAVE_EVERY = 30.0  # seconds; what a crash can lose
 
 _log = logging.getLogger(__name__)
@@ -106,7 +109,9 @@ class Learner:
         self.documents: dict[str, Any] = {}  # kept with the profile for whoever runs the learner: JSON
         self.on_update = on_update
         self.ngrams = Trie(trie.lexicon)  # of this profile alone
+        self.history = History(_HISTORY)  # the answers, for look-ups
         self._base = drafter
+        self._target_width = trie.lexicon.alignment.target.width
         self._trie = trie
         self._store, self._key = store, key
         self._trainer: Trainer | None = None
@@ -155,6 +160,8 @@ class Learner:
                 yield tracer
             finally:
                 start = perf_counter()
+                with self._turn:
+                    self.history.add(tracer.tokens)
                 self._take(tracer)
                 self.account.seconds += perf_counter() - start
         if self.learning.when == "between":
@@ -293,6 +300,8 @@ class Learner:
                 self._replay = Replay(_REPLAY, unpack(profile.arrays("replay")))
             if "held_out" in profile:
                 self._guard.traces.extend(unpack(profile.arrays("held_out")))
+            if "history" in profile:
+                self.history = _history(profile.arrays("history")["tokens"], self._target_width)
             if "ngrams" in profile:
                 self.ngrams.insert_record(profile.document("ngrams"), f"profile {profile.key.name}")
             if "documents" in profile:
@@ -317,9 +326,11 @@ class Learner:
         with self._turn:  # a request may end meanwhile
             replay, held_out = pack(self._replay), pack(self._guard.traces)
             documents = copy.deepcopy(self.documents)
+            history = np.array(self.history.tokens, np.int32)
         parts: dict[str, Part | None] = {
             "replay": Arrays(replay, text=True),
             "held_out": Arrays(held_out, text=True),
+            "history": Arrays({"tokens": history}, text=True),
             "ngrams": Document(self.ngrams.record(drafter=self._key.drafter, target=self._key.target)),
             "statistics": Document(asdict(self.account)),
             "documents": Document(documents),
@@ -378,6 +389,17 @@ def learner_for(
         weights_fingerprint(cast(Adaptable, drafter).folder),
     )
     return Learner(cast(Adaptable, drafter), trie, learning, store=store or ProfileStore(), key=key)
+
+
+def _history(tokens: NDArray[Any], width: int) -> History:
+    if (
+        tokens.ndim != 1
+        or tokens.dtype.kind != "i"
+        or tokens.min(initial=0) < END
+        or tokens.max(initial=0) >= width
+    ):
+        raise ValueError("history holds what are no tokens of the target")
+    return History(_HISTORY, tokens.tolist())
 
 
 class _Closing(Exception):

@@ -111,6 +111,11 @@ class Tracer:
         # Had the last token been longer: what could have gone on, how likely each, and that it was not.
         self._beyond: tuple[NDArray[np.integer], Row, float] = _ENDED
 
+    @property
+    def tokens(self) -> list[int]:
+        """The answer so far, in the target's tokens."""
+        return [word.token for word in self._words]
+
     def add(self, step: Step) -> None:
         """Keep what the rows of a Step say of its tokens."""
         for token, row in zip(step.tokens, step.rows, strict=False):
