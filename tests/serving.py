@@ -85,7 +85,8 @@ class Served:
 def served(
     load: Callable[[str], OmniDraft] = load, store: ProfileStore | None = None, **settings: Any
 ) -> Iterator[Served]:
-    chosen = Settings(**({"targets": ("target", "other"), "port": 0} | settings))
+    fixed = {"method": "text", "k": 4}  # what is drafted does not depend on how busy the machine is
+    chosen = Settings(**({"targets": ("target", "other"), "port": 0, "options": fixed} | settings))
     listening = listen(chosen)
     server = Server(chosen, load, store)
     server.targets.get("")

@@ -212,7 +212,7 @@ def test_the_work_of_a_step_does_not_grow_with_the_context(
 
     def longest(words: int) -> int:
         """Most bytes encoded in a step after the first, behind a prompt of so many words."""
-        stream = OmniDraft(TARGET, DRAFTER).stream("the lake " * words, method=method, max_tokens=60)
+        stream = OmniDraft(TARGET, DRAFTER).stream("the lake " * words, method=method, k=4, max_tokens=60)
         chunks = stream.chunks()
         next(chunks)
         encoded.clear()
