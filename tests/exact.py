@@ -15,11 +15,11 @@ from toy import ToySession
 
 from omnidraft.control import Fixed
 from omnidraft.decode import decode
-from omnidraft.drafting import Drafter
+from omnidraft.drafting import Drafter, Stop
 from omnidraft.sampling import Noise, Sampler, Sampling
 from omnidraft.spellings import Lexicon
 from omnidraft.translate import Translator
-from omnidraft.types import Row
+from omnidraft.types import Row, Rows
 from omnidraft.verify import Rule
 from omnidraft.vocab import Alignment, Vocab
 
@@ -118,7 +118,15 @@ class RandomModel:
         return self._rows[key]
 
     def session(self) -> ToySession:
-        return ToySession(self)  # type: ignore[arg-type]
+        return _Shown(self)  # type: ignore[arg-type]
+
+
+class _Shown(ToySession):
+    """A session whose hidden state is the row it gives."""
+
+    @property
+    def hidden(self) -> Rows:
+        return np.exp(self._model.row(self.tokens))[None]
 
 
 @dataclass(frozen=True)
@@ -174,6 +182,7 @@ class Pair:
         length: int,
         steps: int | None = None,
         max_tokens: int = 99,
+        stop: Stop | None = None,
     ) -> Law:
         """The same law, as the loop gives it. After so many `steps` the target goes on alone: a step that is
         exact behind every context is exact behind another step, and one takes far fewer runs than two."""
@@ -187,6 +196,7 @@ class Pair:
                 translator,
                 4096,
                 sampler if rule.needs_laws else None,
+                stop,
             )
             loop = decode(
                 self.target_model.session(),

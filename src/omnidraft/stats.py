@@ -15,6 +15,7 @@ class Stats:
     steps: int = 0
     proposing_steps: int = 0
     acceptance_sum: float = 0.0  # of accepted / proposed, a step (the paper's definition)
+    drafted: int = 0  # draft tokens
     ngram_hits: int = 0  # accepted n-grams
     seconds: float = 0.0
     draft_seconds: float = 0.0
@@ -27,6 +28,7 @@ class Stats:
         self.seconds += step.seconds
         self.draft_seconds += step.draft_seconds
         self.verify_seconds += step.verify_seconds
+        self.drafted += len(step.draft.tokens)
         if step.proposal.tokens:
             self.proposing_steps += 1
             self.ngram_hits += step.ngram_hits
@@ -64,6 +66,7 @@ class Stats:
             "steps": self.steps,
             "tokens_per_step": self.tokens_per_step,
             "acceptance_rate": self.acceptance_rate,
+            "drafted": self.drafted,
             "ngram_hits": self.ngram_hits,
             "seconds": self.seconds,
             "tokens_per_second": self.tokens_per_second,
