@@ -34,7 +34,6 @@ from omnidraft.decode import decode
 from omnidraft.drafting import Drafter
 from omnidraft.engine import OmniDraft
 from omnidraft.learn import record as recording
-from omnidraft.learn.guard import agreement
 from omnidraft.learn.record import Recorded, RecordedSession
 from omnidraft.learn.trainer import Trainer, Training
 from omnidraft.provenance import provenance
@@ -153,7 +152,7 @@ def run(
 
 
 def _agreement(trainer: Trainer, traces: Sequence[Any]) -> float:
-    return float(np.mean([agreement(trainer, trace) for trace in traces]))
+    return float(np.mean([trainer.look(trace).agreement for trace in traces]))
 
 
 def _decode(

@@ -15,12 +15,12 @@ from toy import ToySession
 
 from omnidraft.control import Fixed
 from omnidraft.decode import decode
-from omnidraft.drafting import Drafter
+from omnidraft.drafting import Drafter, Stop
 from omnidraft.lookup import END, History, Lookup
 from omnidraft.sampling import Noise, Sampler, Sampling
 from omnidraft.spellings import Lexicon
 from omnidraft.translate import Translator
-from omnidraft.types import Row
+from omnidraft.types import Row, Rows
 from omnidraft.verify import Rule
 from omnidraft.vocab import Alignment, Vocab
 
@@ -119,7 +119,15 @@ class RandomModel:
         return self._rows[key]
 
     def session(self) -> ToySession:
-        return ToySession(self)  # type: ignore[arg-type]
+        return _Shown(self)  # type: ignore[arg-type]
+
+
+class _Shown(ToySession):
+    """A session whose hidden state is the row it gives."""
+
+    @property
+    def hidden(self) -> Rows:
+        return np.exp(self._model.row(self.tokens))[None]
 
 
 @dataclass(frozen=True)
@@ -176,6 +184,7 @@ class Pair:
         steps: int | None = None,
         max_tokens: int = 99,
         history: Sequence[int] | None = None,
+        stop: Stop | None = None,
     ) -> Law:
         """The same law, as the loop gives it. With a `history` of tokens whatever can be looked up is.
 
@@ -192,6 +201,7 @@ class Pair:
                 translator,
                 4096,
                 sampler if rule.needs_laws else None,
+                stop,
             )
             met = None if history is None else History(100, [*history, END])
             loop = decode(

@@ -121,6 +121,7 @@ def test_generate_json_keeps_its_contract(toys: None, capsys: pytest.CaptureFixt
         "steps",
         "tokens_per_step",
         "acceptance_rate",
+        "drafted",
         "ngram_hits",
         "seconds",
         "tokens_per_second",

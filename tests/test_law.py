@@ -10,10 +10,11 @@ import pytest
 from exact import Method, Pair, error
 
 from omnidraft import verify
+from omnidraft.drafting import Drafter, Stop
 from omnidraft.ngrams import SymbolLaw, Trie
 from omnidraft.sampling import Sampling
 from omnidraft.translate import SymbolTranslator, TextTranslator, Translator
-from omnidraft.types import Verdict
+from omnidraft.types import Draft, Verdict
 from omnidraft.verify import Compare, Paper, Rule, Walk
 
 # A drafter's pieces and a target's. Where both have `a` and `b`, `abb` of the target is an n-gram of three
@@ -115,6 +116,44 @@ def test_a_draft_may_end_after_any_token(pair: Pair) -> None:
     for token in np.flatnonzero(pair.lexicon.usable(splits=True)).tolist():
         made = method(Walk, ends=frozenset({token}))
         assert step_error(pair, made, k=3, sampling=FILTERS["top-k"]) < EXACT
+
+
+# A head that is surest of the likeliest tokens: where it stops depends on what was drawn, and on what was to come.
+STOP = Stop(lambda hidden, log_q: float(np.exp(log_q) / hidden.max()), gamma=0.3)
+
+
+@pytest.mark.parametrize("known", ["no", "few", "all"])
+def test_a_draft_that_a_head_ends_is_exact(pair: Pair, known: str) -> None:
+    sampling = FILTERS["top-k"]
+    for rule in (Walk, Compare):
+        law = pair.drafted_law(
+            method(rule, known),
+            k=3,
+            sampling=sampling,
+            length=3,
+            steps=1 if rule is Walk else None,
+            stop=STOP,
+        )
+        assert error(law, pair.own_law(sampling, 3)) < EXACT
+
+
+def test_a_head_that_took_tokens_back_would_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To leave out a drawn token for its value makes what is left another law than Q; `compare` does not mind."""
+    write = Drafter._write
+
+    def back(drafter: Drafter, k: int) -> Draft:
+        draft = write(drafter, k)
+        return draft if len(draft.tokens) == k else Draft(draft.tokens[:-1], draft.laws[:-1])
+
+    monkeypatch.setattr(Drafter, "_write", back)
+    for name in ("the same but for ids", "n-grams of two", "splits across n-grams"):
+        pair, sampling = Pair(*PAIRS[name]), FILTERS["plain"]
+        drawn, compared = (
+            pair.drafted_law(method(rule), k=3, sampling=sampling, length=2, steps=1, stop=STOP)
+            for rule in (Walk, Compare)
+        )
+        assert error(drawn, pair.own_law(sampling, 2)) > WRONG
+        assert error(compared, pair.own_law(sampling, 2)) < EXACT
 
 
 @pytest.mark.parametrize("known", ["met", "last", "all"])

@@ -18,7 +18,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from omnidraft import OmniDraft
 from omnidraft.backends.huggingface import HuggingFaceModel
 from omnidraft.errors import OptionError
-from omnidraft.learn.guard import agreement
 from omnidraft.learn.learner import Learner, Learning
 from omnidraft.learn.profile import ProfileStore
 from omnidraft.learn.traces import Trace
@@ -30,9 +29,7 @@ PROMPTS = ["the flake", "then the lake was", "a stone", "by the water", "the bir
 FAST = dict(learning_rate=2e-2, batch=2, rank=8)
 
 
-@pytest.fixture(scope="module")
-def drafter(tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceModel:
-    folder = tmp_path_factory.mktemp("drafter")
+def make_drafter(folder: Path) -> HuggingFaceModel:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=toy_tokenizer(25, order=1), bos_token="<bos>", eos_token="<eos>"
     )
@@ -53,13 +50,22 @@ def drafter(tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceModel:
     return HuggingFaceModel(folder, name="tiny", precision="float32")
 
 
-@pytest.fixture(scope="module")
-def traces(drafter: HuggingFaceModel) -> list[Trace]:
+def make_traces(drafter: HuggingFaceModel) -> list[Trace]:
     model = OmniDraft(TARGET, drafter)
     learner = model.learn(batch=999)
     for prompt in PROMPTS:
         model.generate(prompt, max_tokens=40, method="plain")
     return list(learner._replay)
+
+
+@pytest.fixture(scope="module")
+def drafter(tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceModel:
+    return make_drafter(tmp_path_factory.mktemp("drafter"))
+
+
+@pytest.fixture(scope="module")
+def traces(drafter: HuggingFaceModel) -> list[Trace]:
+    return make_traces(drafter)
 
 
 def trainer_of(drafter: HuggingFaceModel, **training: object) -> Trainer:
@@ -169,7 +175,7 @@ def test_an_update_that_spoils_the_drafter_is_taken_back(
     answer(48)
     assert learner.account.updates >= 8
     assert learner.account.reverted == 0
-    good = np.mean([agreement(learner._trainer, trace) for trace in learner._guard.traces])
+    good = np.mean([learner._trainer.look(trace).agreement for trace in learner._guard.traces])
     update = Trainer.update
 
     def spoil(self: Trainer, traces: list[Trace]) -> object:
@@ -184,7 +190,7 @@ def test_an_update_that_spoils_the_drafter_is_taken_back(
         while not learner.account.reverted:
             answer(2)
             assert learner.account.answers < 200, "nobody noticed"
-    back = np.mean([agreement(learner._trainer, trace) for trace in learner._guard.traces])
+    back = np.mean([learner._trainer.look(trace).agreement for trace in learner._guard.traces])
     assert back > 0.8 * good
 
 

@@ -327,14 +327,15 @@ class OmniDraft:
         *,
         profile: str | None = None,
         budget: float = 0.3,
+        gamma: float = 0.5,
         store: ProfileStore | None = None,
         **training: Any,
     ) -> Learner:
         """Let the drafter learn from every answer from now on (extra `learn`); the next request drafts with it.
 
-        `when`, `budget`: see `omnidraft.learn.learner.Learning`; `off` uses a profile as it is. `training`: the fields
-        of `omnidraft.learn.trainer.Training`. With a `profile` what was learned is kept on disk and gone on from;
-        to switch to another, or back, call this again, which takes no time for one that was used before.
+        `when`, `budget`, `gamma`: see `omnidraft.learn.learner.Learning`; `off` uses a profile as it is. `training`:
+        the fields of `omnidraft.learn.trainer.Training`. With a `profile` what was learned is kept on disk and gone on
+        from; to switch to another, or back, call this again, which takes no time for one that was used before.
 
         Raises:
             OptionError: no drafter, one of an engine that cannot be adapted, or a value outside its range.
@@ -342,7 +343,7 @@ class OmniDraft:
         """
         from omnidraft.learn.learner import learner_for  # needs torch
 
-        settings = (when, budget, store, training)
+        settings = (when, budget, gamma, store, training)
         known = self._learners.get(profile)
         if known is None or known[0] != settings:
             if self.drafter is None:
@@ -350,7 +351,7 @@ class OmniDraft:
             if known:
                 known[1].close()
             learner = learner_for(
-                self.drafter, self.target, self.trie("prefill"), when, profile, budget, store, training
+                self.drafter, self.target, self.trie("prefill"), when, profile, budget, gamma, store, training
             )
             self._learners[profile] = settings, learner
         learner = self._learners[profile][1]
@@ -461,7 +462,12 @@ class OmniDraft:
             max_tokens=limit,
             ends=ends,
         )
-        return _observed(steps, self.learner, tokens) if self.learner else steps
+        if self.learner is None:
+            return steps
+        # What is learned of a draft depends on whether it was drawn.
+        return _observed(
+            steps, self.learner, tokens, options.sampling.temperature if rule.needs_laws else 0.0
+        )
 
     def _processors(self, options: Options, prompt_length: int) -> list[Processor]:
         """The answer's own: what has a state begins anew."""
@@ -497,14 +503,16 @@ class OmniDraft:
             return None
         if self.drafter is None or self._draft_session is None or self.alignment is None:
             raise OptionError(f"method {strategy.method!r} needs a drafter; load one with drafter=...")
-        newest = self.learner.drafter if self.learner else self.drafter
+        newest, stop = self.drafter, None
+        if self.learner:
+            newest, stop = self.learner.drafter, self.learner.stop()
         if newest is not self._drafting:  # a KV cache of older weights is fed again
             self._drafting = newest
             self._draft_session = newest.session()
         if strategy not in self._translators:
             self._translators[strategy] = self._translator(strategy, self.alignment)
         translator = self._translators[strategy]
-        return Drafter(self._draft_session, translator, self.drafter.context_length, sampler)
+        return Drafter(self._draft_session, translator, self.drafter.context_length, sampler, stop)
 
     def _translator(self, strategy: Strategy, alignment: Alignment) -> Translator:
         if strategy.method == "text":
@@ -548,8 +556,10 @@ def _messages(prompt: str | Sequence[Message]) -> list[dict[str, str]]:
     return messages
 
 
-def _observed(steps: Iterator[Step], learner: Learner, prompt: Sequence[int]) -> Iterator[Step]:
-    with learner.request(prompt) as tracer:
+def _observed(
+    steps: Iterator[Step], learner: Learner, prompt: Sequence[int], temperature: float
+) -> Iterator[Step]:
+    with learner.request(prompt, temperature) as tracer:
         for step in steps:
             if tracer:
                 tracer.add(step)

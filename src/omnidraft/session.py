@@ -31,6 +31,16 @@ class Session(Protocol):
     def extend(self, tokens: Sequence[int], rows: int) -> Rows:
         """Append tokens in one pass; return the logits after the last `rows` of them. [rows, V] float32"""
 
+    @property
+    def hidden(self) -> Rows:
+        """What the output layer was given for the last pass's rows. [rows, hidden size] float32
+
+        Raises:
+            NotImplementedError: an engine that does not show it, and cannot learn.
+        """
+        engine = type(self).__name__
+        raise NotImplementedError(f"{engine} does not show hidden states")
+
     def continue_greedily(
         self,
         tokens: Sequence[int],

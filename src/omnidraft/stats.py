@@ -15,6 +15,7 @@ class Stats:
     steps: int = 0
     proposing_steps: int = 0
     acceptance_sum: float = 0.0  # of accepted / proposed, a step (the paper's definition)
+    drafted: int = 0  # draft tokens
     ngram_hits: int = 0  # accepted n-grams
     lookup_tokens: int = 0  # accepted, of look-ups
     seconds: float = 0.0
@@ -28,6 +29,7 @@ class Stats:
         self.seconds += step.seconds
         self.draft_seconds += step.draft_seconds
         self.verify_seconds += step.verify_seconds
+        self.drafted += len(step.draft.tokens)
         if step.proposal.tokens:
             self.proposing_steps += 1
             self.ngram_hits += step.ngram_hits
@@ -67,6 +69,7 @@ class Stats:
             "plain_steps": self.steps - self.proposing_steps,
             "tokens_per_step": self.tokens_per_step,
             "acceptance_rate": self.acceptance_rate,
+            "drafted": self.drafted,
             "ngram_hits": self.ngram_hits,
             "lookup_tokens": self.lookup_tokens,
             "seconds": self.seconds,

@@ -27,6 +27,7 @@ PRECISIONS = ("auto", "float32", "bfloat16", "float16", "mixed")
 _PACKED_ROWS = 8  # the batch size oneDNN lays a weight out for; any other works too
 # A smaller layer (keys and values of a small model) loses more by the call of oneDNN than packing gains.
 _PACKED_SIZE = 200_000  # weights
+_seen = threading.local()  # what an output layer was given last; sessions in several threads share the layer
 
 
 class _RewindableLayer(DynamicLayer):  # type: ignore[misc]
@@ -121,6 +122,10 @@ def _sharing(module: Any) -> Any:
     return twin
 
 
+def _show(layer: Any, given: tuple[Tensor, ...]) -> None:
+    _seen.hidden = given[0]
+
+
 class HuggingFaceSession(Session):
     """One KV cache of a transformers model; see `omnidraft.session.Session`."""
 
@@ -128,6 +133,7 @@ class HuggingFaceSession(Session):
         self.tokens = as_tokens()
         self.seconds = 0.0
         self._module = module
+        self._hidden: Tensor | None = None
         self._cache = Cache(layer_class_to_replicate=_RewindableLayer)
         self._cache_argument = {cache_argument(module): self._cache}
 
@@ -145,8 +151,17 @@ class HuggingFaceSession(Session):
         finally:
             self.seconds += perf_counter() - start
 
+    @property
+    def hidden(self) -> Rows:
+        """See `omnidraft.session.Session`; a module of the caller's does not show it."""
+        if self._hidden is None:
+            return super().hidden
+        hidden: Rows = self._hidden.float().cpu().numpy()
+        return hidden
+
     @torch.inference_mode()
     def _pass(self, tokens: Sequence[int], rows: int) -> Rows:
+        _seen.hidden = None
         try:
             logits: Tensor = self._module(
                 input_ids=torch.tensor([list(tokens)], device=self._module.device),
@@ -158,6 +173,7 @@ class HuggingFaceSession(Session):
             self.truncate(len(self.tokens))  # a Ctrl-C in the middle of a pass leaves some layers longer
             raise
         self.tokens.extend(tokens)
+        self._hidden = None if _seen.hidden is None else _seen.hidden[0]
         needed: Rows = logits[len(logits) - rows :].float().cpu().numpy()
         return needed
 
@@ -181,6 +197,7 @@ class HuggingFaceModel(CheckpointModel):
         self.module.requires_grad_(False)
         if self.device == "cpu" and self.dtype == torch.float32 and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
             _pack(self.module, mixed=precision == "mixed")
+        self.module.get_output_embeddings().register_forward_pre_hook(_show)
         stored = "mixed" if precision == "mixed" and self.dtype == torch.float32 else str(self.dtype)
         self.engine = Engine("transformers", stored.removeprefix("torch."), self.device)
 

@@ -30,6 +30,7 @@ from omnidraft.errors import MissingExtraError, OptionError
 
 if TYPE_CHECKING:
     from omnidraft.learn.learner import Learner
+    from omnidraft.learn.traces import Trace
 
 
 def adapt(
@@ -47,6 +48,18 @@ def adapt(
     profile: Annotated[str, typer.Option(help="Where what is learned is kept.")] = "default",
     learn: Annotated[str, typer.Option(help="When to learn: between answers, idle, or off.")] = "between",
     loss: Annotated[str | None, typer.Option(help="What to learn (docs/learning.md).")] = None,
+    head: Annotated[
+        str | None,
+        typer.Option(
+            help="Train an acceptance head, which ends drafts: joint, interleaved, only it, or off."
+        ),
+    ] = None,
+    gamma: Annotated[
+        float, typer.Option(help="The head ends a draft when it is rejected with more than this probability.")
+    ] = 0.5,
+    pretrain: Annotated[
+        Path | None, typer.Option(help="A recorded stream (`omnidraft.learn.record`) to learn from first.")
+    ] = None,
     budget: Annotated[float, typer.Option(help="Share of the time that learning may take.")] = 0.3,
     rank: Annotated[int | None, typer.Option(help="Of the LoRA adapter; 0 trains all weights.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Of AdamW.")] = None,
@@ -75,17 +88,20 @@ def adapt(
         method=method, k=k, temperature=temperature, seed=seed, max_tokens=max_tokens
     )
     check_options(options)
+    recorded = _recorded(pretrain, target, drafter) if pretrain else []
     where = engines(engine, drafter_engine, precision, drafter_precision, device, settings)
     model = load(target, drafter, options, **where)
     from omnidraft.learn.adapt import adapt as run
     from omnidraft.provenance import provenance
 
-    given = dict(loss=loss, rank=rank, learning_rate=learning_rate)
+    given = dict(loss=loss, head=head, rank=rank, learning_rate=learning_rate)
     training: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    learner = model.learn(learn, profile=profile, budget=budget, **training)
+    learner = model.learn(learn, profile=profile, budget=budget, gamma=gamma, **training)
     if learner.problem:
         err.print(f"warning: {learner.problem}", markup=False)
     try:
+        if not (learner.account.updates or learner.account.head_updates):  # else an earlier run did
+            learner.pretrain(recorded)
         with _live(len(stream), learner) as show:
             result = run(model, learner, stream, judges, on_answer=show, **options)
     finally:
@@ -98,6 +114,8 @@ def adapt(
         "drafter": drafter,
         "profile": profile,
         "loss": learner.learning.training.loss,
+        "head": learner.learning.training.head,
+        "gamma": gamma,
         "seed": seed,
         **result,
     }
@@ -125,6 +143,17 @@ def _prompts(
     if not judges:
         raise OptionError(f"{prompts} has {len(own)} prompts; ten are the least: every tenth judges")
     return [prompt for i, prompt in enumerate(own) if i % 10 != 9][:limit], judges
+
+
+def _recorded(path: Path, target: str, drafter: str) -> list[Trace]:
+    from omnidraft.learn.record import load as load_recording
+
+    stream, about = load_recording(path)
+    if (about.get("target"), about.get("drafter")) != (target, drafter):
+        raise OptionError(
+            f"{path} was recorded for {about.get('drafter')} with {about.get('target')}; record one for this pair"
+        )
+    return [one.trace for one in stream if one.trace]
 
 
 def _require_matplotlib() -> None:
@@ -156,6 +185,7 @@ def _live(total: int, learner: Learner) -> Iterator[Any]:
                 line,
                 completed=point["answer"],
                 description=f"{rolling(points)[-1]:.2f} tokens/step, {speed:.1f} tokens/s, "
+                f"{sum(p['drafted'] for p in last) / sum(p['steps'] for p in last):.1f} drafted/step, "
                 f"{account.updates} updates{loss}, {len(learner.ngrams)} n-grams, "
                 f"{account.seconds:.0f} s of learning",
             )

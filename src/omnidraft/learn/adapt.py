@@ -45,10 +45,13 @@ def adapt(
             "tokens": stats.tokens,
             "steps": stats.steps,
             "acceptance_rate": stats.acceptance_rate,
+            "drafted": stats.drafted,
             "seconds": stats.seconds,
             "ngram_hits": stats.ngram_hits,
             "updates": account["updates"],
             "loss": account["loss"],
+            "head_updates": account["head_updates"],
+            "head_loss": account["head_loss"],
             "learning_seconds": account["seconds"],
         }
         curve.append(point)
@@ -71,6 +74,7 @@ def _measure(
                     "tokens": stats.tokens,
                     "steps": stats.steps,
                     "acceptance_rate": stats.acceptance_rate,
+                    "drafted": stats.drafted,
                     "seconds": stats.seconds,
                 }
             )
@@ -100,6 +104,7 @@ def measured(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "tokens_per_step_interval": interval(tokens[drawn].sum(1) / steps[drawn].sum(1)),
         "acceptance_rate": float(np.nanmean(rates)),
         "acceptance_rate_interval": interval(np.nanmean(rates[drawn], 1)),
+        "drafted_per_step": sum(one["drafted"] for one in results) / float(steps.sum()),
         "tokens_per_second": float(tokens.sum() / seconds.sum()),
     }
 

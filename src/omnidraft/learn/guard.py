@@ -6,9 +6,11 @@ from collections import deque
 from typing import Any
 
 import numpy as np
+import torch
 
+from omnidraft.learn.head import HeadModule, bce
 from omnidraft.learn.traces import Trace
-from omnidraft.learn.trainer import Trainer
+from omnidraft.learn.trainer import Look, Trainer
 
 _KEPT = 12  # answers held out
 _LEAST = 4  # answers without which there is no judging
@@ -22,18 +24,26 @@ class Guard:
 
     What it measures is agreement: the share of an answer's draft tokens that are the drafter's likeliest. The best
     adapter is the latest that was not worse than the one before; `paused` is set after some looks without a gain, and
-    taken back when what is asked becomes harder to draft than it was.
+    taken back when what is asked becomes harder to draft than it was. A head is compared with the best one so far, by
+    its loss behind the same drafter.
     """
 
     def __init__(self) -> None:
         self.traces: deque[Trace] = deque(maxlen=_KEPT)
         self.best: dict[str, Any] = {}  # weights
+        self.best_head: dict[str, Any] = {}
         self.agreement: float | None = None  # of the newest adapter, by the last look
         self.paused = False
         self._best: dict[int, float] = {}  # id of a trace -> its agreement under `best`
         self._anchor: dict[int, float] = {}  # the same, when something was last gained
+        self._anchor_head: dict[str, Any] = {}
         self._updates = 0
         self._idle_looks = 0
+
+    def begin(self, trainer: Trainer) -> None:
+        """What the trainer has now is the best so far."""
+        self.best = trainer.weights()
+        self.best_head = self._anchor_head = trainer.head_weights()
 
     def keep(self, trace: Trace, trainer: Trainer | None) -> None:
         """Hold out one more answer. While paused, one that is drafted worse than the others is news; without a trainer
@@ -42,30 +52,60 @@ class Guard:
             self.paused = False
         elif self.paused and trainer:
             others = np.array(list(self._anchor.values()))
-            self.paused = agreement(trainer, trace) > others.mean() - _NOISE * others.std()
+            self.paused = trainer.look(trace).agreement > others.mean() - _NOISE * others.std()
         self.traces.append(trace)
 
     def objects(self, trainer: Trainer) -> bool:
-        """After an update: whether it, or those since the last look, made held-out answers worse beyond noise."""
+        """After an update: whether it, or those since the last look, made held-out answers worse beyond noise.
+
+        Then the trainer has the best weights again, those of the drafter or of the head.
+        """
         self._updates += 1
         if self._updates % _EVERY or len(self.traces) < _LEAST:
             return False
         if not self._best:  # the first look: against the drafter as it came
-            self._best = self._anchor = {id(t): agreement(trainer, t, adapted=False) for t in self.traces}
-        now = {id(trace): agreement(trainer, trace) for trace in self.traces}
+            self._best = self._anchor = {
+                id(trace): trainer.look(trace, adapted=False).agreement for trace in self.traces
+            }
+        looks = {id(trace): trainer.look(trace) for trace in self.traces}
+        worse, gained = self._drafter_changed(trainer, looks)
+        if trainer.training.head != "off" and not worse:
+            worse, head_gained = self._head_changed(trainer, looks)
+            gained |= head_gained
+        self._idle_looks = 0 if gained else self._idle_looks + (not worse)
+        self.paused = self._idle_looks >= _PATIENCE
+        return worse
+
+    def _drafter_changed(self, trainer: Trainer, looks: dict[int, Look]) -> tuple[bool, bool]:
+        """Whether the adapter is worse than the best, and whether something was gained since that was last so."""
+        now = {key: look.agreement for key, look in looks.items()}
         self.agreement = float(np.mean(list(now.values())))
         change, error = _change(self._best, now)
         if change < -_NOISE * error:
-            return True
+            trainer.load(self.best)
+            trainer.forget_moments()
+            return True, False
         if change >= 0:
             self.best, self._best = trainer.weights(), now
         gain, error = _change(self._anchor, now)
-        if gain > _NOISE * error:
-            self._anchor, self._idle_looks = now, 0
-        else:
-            self._idle_looks += 1
-        self.paused = self._idle_looks >= _PATIENCE
-        return False
+        if gained := gain > _NOISE * error:
+            self._anchor = now
+        return False, gained
+
+    def _head_changed(self, trainer: Trainer, looks: dict[int, Look]) -> tuple[bool, bool]:
+        """The same of the head."""
+        now = _losses(trainer.head, looks)
+        change, error = _change(now, _losses(trainer.head_of(self.best_head), looks))
+        if change < -_NOISE * error:
+            trainer.load_head(self.best_head)
+            trainer.forget_moments()
+            return True, False
+        if change >= 0:
+            self.best_head = trainer.head_weights()
+        gain, error = _change(now, _losses(trainer.head_of(self._anchor_head), looks))
+        if gained := gain > _NOISE * error:
+            self._anchor_head = trainer.head_weights()
+        return False, gained
 
 
 def _change(before: dict[int, float], now: dict[int, float]) -> tuple[float, float]:
@@ -76,8 +116,11 @@ def _change(before: dict[int, float], now: dict[int, float]) -> tuple[float, flo
     return float(np.mean(both)), float(np.std(both, ddof=1) / np.sqrt(len(both)))
 
 
-def agreement(trainer: Trainer, trace: Trace, *, adapted: bool = True) -> float:
-    """The share of an answer's draft tokens that the drafter would have drafted itself, each given those before."""
-    trace = trace.tail(trainer.training.length)
-    likeliest = trainer.likeliest(trace, adapted=adapted)
-    return float(np.mean(likeliest == trace.tokens[int(trace.prompt[0]) :]))
+def _losses(head: HeadModule, looks: dict[int, Look]) -> dict[int, float]:
+    """The head's mean loss over the positions of each answer."""
+    with torch.no_grad():
+        terms = {
+            key: bce(head(one.examples.hidden, one.examples.log_q), one.examples.labels)
+            for key, one in looks.items()
+        }
+    return {key: float(own.mean()) for key, own in terms.items() if len(own)}

@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from time import perf_counter
 from typing import Any, Literal, Protocol, cast, get_args
@@ -18,9 +19,11 @@ from typing import Any, Literal, Protocol, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from omnidraft.drafting import Stop
 from omnidraft.errors import NGramFileError, OptionError
 from omnidraft.hub import weights_fingerprint
 from omnidraft.learn.guard import Guard
+from omnidraft.learn.head import Head
 from omnidraft.learn.profile import Arrays, Document, Part, Profile, ProfileKey, ProfileStore
 from omnidraft.learn.replay import Replay, pack, unpack
 from omnidraft.learn.traces import Trace, Tracer
@@ -41,6 +44,7 @@ class Adaptable(Model, Protocol):
     """A drafter that can be adapted: `adapted` gives another Model over the same weights."""
 
     folder: Any
+    config: Any
 
     def adapted(self, adapter: Any, scale: float = 1.0) -> Model:
         """See `omnidraft.backends.huggingface.HuggingFaceModel.adapted`."""
@@ -52,7 +56,8 @@ class Learning:
 
     when: `between` requests, right after an answer is out; `idle`, in the background, which yields at once when a
     request comes; or `off`, when a profile is used as it is. budget: the share of wall time that learning may take
-    under `between`. held_out: every so many answers one is never trained on, and judges the others.
+    under `between`. held_out: every so many answers one is never trained on, and judges the others. gamma: a draft
+    ends where its chance to be accepted as a whole falls below 1 - gamma, by the head.
 
     Raises:
         OptionError: a value outside its range.
@@ -61,6 +66,7 @@ class Learning:
     when: When = "between"
     budget: float = 0.3
     held_out: int = 10
+    gamma: float = 0.5
     training: Training = field(default_factory=Training)
 
     def __post_init__(self) -> None:
@@ -68,6 +74,8 @@ class Learning:
             raise OptionError(f"unknown learn {self.when!r}; use one of {', '.join(get_args(When))}")
         if not 0 < self.budget <= 1:
             raise OptionError(f"budget is {self.budget}; it is a share of the time, above 0 and at most 1")
+        if not 0 <= self.gamma <= 1:
+            raise OptionError(f"gamma is {self.gamma}; it is a probability, 0 to 1")
         if self.held_out < 2:
             raise OptionError(f"held_out is {self.held_out}; it must be 2 or more")
 
@@ -85,6 +93,8 @@ class Account:
     skipped_updates: int = 0  # not finite
     reverted: int = 0
     loss: float | None = None  # of the last update, nats a position
+    head_updates: int = 0
+    head_loss: float | None = None
     seconds: float = 0.0  # of learning, all of it
 
 
@@ -105,6 +115,7 @@ class Learner:
         self.learning = learning
         self.account = Account()
         self.drafter: Model = drafter
+        self.head: Head | None = None  # asked during drafts
         self.problem: str | None = None  # with the profile, in words
         self.documents: dict[str, Any] = {}  # kept with the profile for whoever runs the learner: JSON
         self.on_update = on_update
@@ -117,6 +128,7 @@ class Learner:
         self._trainer: Trainer | None = None
         self._fresh: list[Trace] = []  # seen, and not trained on yet
         self._replay = Replay(_REPLAY)
+        self._drawn = random.Random(learning.training.seed)
         self._guard = Guard()
         self._adapter: dict[str, Any] = {}
         self._optimizer: dict[str, Any] = {}
@@ -149,12 +161,15 @@ class Learner:
             self._pauses -= 1
 
     @contextlib.contextmanager
-    def request(self, prompt: Sequence[int]) -> Iterator[Tracer | None]:
-        """Around one answer: its Steps go into the tracer. None when nothing is learned."""
+    def request(self, prompt: Sequence[int], temperature: float = 0.0) -> Iterator[Tracer | None]:
+        """Around one answer: its Steps go into the tracer. None when nothing is learned.
+
+        `temperature`: that drafts are drawn at, for a rule that knows their law; 0: each token is the likeliest.
+        """
         if self.learning.when == "off" or self._pauses:
             yield None
             return
-        tracer = Tracer(self._trie, prompt)
+        tracer = Tracer(self._trie, prompt, temperature)
         with self.waiting():
             try:
                 yield tracer
@@ -230,40 +245,65 @@ class Learner:
     # What learning does
 
     def update(self) -> Update | None:
-        """One step of the optimiser on what was seen last; None when nothing was."""
+        """One step of the drafter's optimiser, the head's, or both, on what was seen last; None when nothing was.
+
+        An `interleaved` head takes its step on answers drawn from all that are kept.
+        """
+        training = self.learning.training
         with self._turn:
-            batch = self._fresh[: self.learning.training.batch]
+            batch = self._fresh[: training.batch]
+            drawn = self._drawn.sample(list(self._replay), min(training.batch, len(self._replay)))
         if not batch:
             return None
         start = perf_counter()
         trainer = self._training()
         try:
-            update = trainer.update(batch)
-            spoiled = not update.skipped and self._guard.objects(trainer)
+            update = trainer.update(batch, drawn)
+            spoiled = self._guard.objects(trainer)
         except _Closing:
             return None
         with self._turn:
             del self._fresh[: len(batch)]
-        account = self.account
-        account.updates += not update.skipped
-        account.skipped_updates += update.skipped
-        account.loss = update.loss
-        if not update.skipped:
-            self._adapter, self._optimizer = trainer.weights(), trainer.optimizer()
-            if spoiled:
-                account.reverted += 1
-                self._adapter = self._guard.best
-                trainer.load(self._adapter)
-                trainer.forget_moments()
-                self._optimizer = {}
-                _log.warning("held-out answers were drafted worse: the last good adapter is back")
+        self._count(update, spoiled)
+        self._optimizer = trainer.optimizer()
+        if update.loss is not None:
+            self._adapter = trainer.weights()
             self.drafter = self._base.adapted(self._adapter)
+        if update.head:
+            self._keep_head(trainer.head_weights())
         self._update_seconds = perf_counter() - start
-        account.seconds += self._update_seconds
+        self.account.seconds += self._update_seconds
         self.on_update(update)
         if perf_counter() - self._saved > _SAVE_EVERY:
             self.save()
         return update
+
+    def _count(self, update: Update, spoiled: bool) -> None:
+        account, head = self.account, update.head
+        if update.loss is not None:
+            account.loss = update.loss
+            account.updates += not update.skipped
+        if head:
+            account.head_loss = head.loss
+            account.head_updates += not head.skipped
+        account.skipped_updates += update.skipped + (head is not None and head.skipped)
+        if spoiled:
+            account.reverted += 1
+            _log.warning("held-out answers were drafted worse: what was learned last is taken back")
+
+    def stop(self) -> Stop | None:
+        """What ends a draft early: the head, once there is one."""
+        return Stop(self.head.chance, self.learning.gamma) if self.head else None
+
+    def pretrain(self, traces: Sequence[Trace]) -> None:
+        """Learn from answers recorded before (`omnidraft.learn.record`), in order, as if they were asked now."""
+        batch = self.learning.training.batch
+        for start in range(0, len(traces), batch):
+            with self._turn:
+                self._fresh += traces[start : start + batch]
+                for trace in traces[start : start + batch]:
+                    self._replay.add(trace)
+            self.update()
 
     def _training(self) -> Trainer:
         if self._trainer is None:
@@ -271,14 +311,19 @@ class Learner:
             self._trainer = Trainer(self._base.folder, self._trie.lexicon, self.learning.training, gate=gate)
             if self._adapter:
                 self._trainer.load(self._adapter)
-                self._trainer.load_optimizer(self._optimizer)
-            self._guard.best = self._trainer.weights()
+            if self.head:
+                self._trainer.load_head(self.head.weights)
+            self._trainer.load_optimizer(self._optimizer)
+            self._guard.begin(self._trainer)
         return self._trainer
 
     @property
     def agreement(self) -> float | None:
         """The share of held-out answers' tokens that the newest adapter would have drafted; None before a look."""
         return self._guard.agreement
+
+    def _keep_head(self, weights: Mapping[str, NDArray[Any]]) -> None:
+        self.head = Head(weights, self._base.config.get_text_config().hidden_size)
 
     # The profile
 
@@ -294,8 +339,10 @@ class Learner:
                 rank = min(len(a) for name, a in adapter.items() if ".lora_A." in name)
                 training = replace(self.learning.training, rank=rank)
                 self.learning = replace(self.learning, training=training)
-                if "optimizer" in profile:
-                    self._optimizer = {name: np.array(a) for name, a in profile.arrays("optimizer").items()}
+            if "head" in profile:
+                self._keep_head(profile.arrays("head"))
+            if "optimizer" in profile:
+                self._optimizer = {name: np.array(a) for name, a in profile.arrays("optimizer").items()}
             if "replay" in profile:
                 self._replay = Replay(_REPLAY, unpack(profile.arrays("replay")))
             if "held_out" in profile:
@@ -339,8 +386,11 @@ class Learner:
             parts |= {
                 "adapter_model": Arrays(self._adapter),
                 "adapter_config": Document(adapter_document(self._base.name, self.learning.training.rank)),
-                "optimizer": Arrays(self._optimizer),
             }
+        if self.head:
+            parts["head"] = Arrays(self.head.weights)
+        if self._optimizer:
+            parts["optimizer"] = Arrays(self._optimizer)
         self._store.save(self._key, parts)
 
     def close(self) -> None:
@@ -363,6 +413,7 @@ def learner_for(
     when: str,
     profile: str | None,
     budget: float,
+    gamma: float,
     store: ProfileStore | None,
     training: dict[str, Any],
 ) -> Learner:
@@ -375,9 +426,9 @@ def learner_for(
     known = {field.name for field in fields(Training)}
     if unknown := training.keys() - known:
         raise OptionError(
-            f"unknown option {', '.join(sorted(unknown))}; known are {', '.join(sorted(known | {'budget'}))}"
+            f"unknown option {', '.join(sorted(unknown))}; known are {', '.join(sorted(known | {'budget', 'gamma'}))}"
         )
-    learning = Learning(cast(When, when), budget=budget, training=Training(**training))
+    learning = Learning(cast(When, when), budget=budget, gamma=gamma, training=Training(**training))
     if profile is None:
         return Learner(cast(Adaptable, drafter), trie, learning)
     key = ProfileKey(

@@ -53,6 +53,8 @@ class Pushed:
 
     def __init__(self, lexicon: Lexicon) -> None:
         self._table = table = lexicon.draft
+        self.vocab = lexicon.alignment.draft
+        self.usable = torch.from_numpy(lexicon.usable(splits=True))  # [V_draft] what can be drafted
         self._base = len(lexicon.token_of)
         self._ids = _index(table.ids)
         self._first = _index(table.symbols[table.offsets[:-1]])
@@ -66,8 +68,11 @@ class Pushed:
 
     def symbols(self, logits: Tensor) -> Tensor:  # [T, V_draft] -> [T, base]
         """log q of the first symbol. A token counts for what its spelling begins with; one without is lost."""
-        q = logits.softmax(-1)[:, self._ids]
-        return _log(q.new_zeros(len(q), self._base).index_add(1, self._first, q))
+        return _log(self.masses(logits.softmax(-1)))
+
+    def masses(self, q: Tensor) -> Tensor:  # [T, V_draft] -> [T, base]
+        """The probability of the first symbol, from that of tokens."""
+        return q.new_zeros(len(q), self._base).index_add(1, self._first, q[:, self._ids])
 
     def inside(self, logits: Tensor, node: Node) -> Tensor:  # [V_draft] -> [base]
         """log q of the next symbol of a token that is known to be among the rows `node` of the spelling table."""

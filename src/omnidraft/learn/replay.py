@@ -60,6 +60,13 @@ def unpack(arrays: Mapping[str, NDArray[Any]]) -> list[Trace]:
     Raises:
         KeyError, ValueError: not such arrays.
     """
+    if "temperature" not in arrays:  # written before traces had it: nothing was drawn
+        prompts = len(arrays["prompt"])
+        arrays = {
+            **arrays,
+            "temperature": np.zeros(prompts, np.float32),
+            "temperature.lengths": np.ones(prompts, int),
+        }
     names = [field.name for field in fields(Trace)]
     columns = [
         np.split(np.array(arrays[name]), np.cumsum(arrays[f"{name}.lengths"])[:-1])

@@ -70,6 +70,9 @@ class Trace:
     ngram_begins: NDArray[np.bool_]  # [N] whether an n-gram begins there
     ngram_chances: Floats  # [N] p of the whole n-gram
     skipped: Ints  # [1] draft tokens of the answer without a teacher
+    temperature: (
+        Floats  # [1] that drafts were drawn at, for a rule that knows their law; 0: each was the likeliest
+    )
 
     @property
     def nbytes(self) -> int:
@@ -88,6 +91,19 @@ class Trace:
         kept = {field.name: getattr(self, field.name) for field in fields(self)}
         return Trace(**kept | moved | {"tokens": self.tokens[cut:]})
 
+    def goes_on(self, vocab: Vocab, tokens: Sequence[int]) -> Floats:
+        """Whether the answer goes on as a token would, at each of its positions: 1, 0, or NaN where it ends first.
+
+        `vocab`: the drafter's; `tokens`: one for each position. [n - prompt]; so is the result
+        """
+        own = [_sign(vocab, token, token) for token in self.tokens[int(self.prompt[0]) :].tolist()]
+        text, found = b"".join(own), np.empty(len(own), np.float32)
+        for i, (at, token) in enumerate(zip(_begins(own, 0), tokens, strict=False)):
+            sign, rest = _sign(vocab, token, token), text[at:]
+            ended = len(rest) < len(sign) and sign.startswith(rest)
+            found[i] = np.nan if ended else bool(sign) and rest.startswith(sign)
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class _Word:
@@ -103,9 +119,10 @@ class _Word:
 class Tracer:
     """Collects the Steps of one answer."""
 
-    def __init__(self, trie: Trie, prompt: Sequence[int]) -> None:
-        """`trie`: the pair's, with every n-gram; `prompt`: the target's tokens."""
+    def __init__(self, trie: Trie, prompt: Sequence[int], temperature: float = 0.0) -> None:
+        """`trie`: the pair's, with every n-gram; `prompt`: the target's tokens; `temperature`: see `Trace`."""
         self._trie = trie
+        self._temperature = temperature
         self._prompt = list(prompt)
         self._words: list[_Word] = []
         # Had the last token been longer: what could have gone on, how likely each, and that it was not.
@@ -205,6 +222,7 @@ class Tracer:
             ngram_begins=np.array([begins for _, begins, _ in ngrams], np.bool_),
             ngram_chances=np.array([chance for _, _, chance in ngrams], np.float32),
             skipped=np.array([skipped], np.int32),
+            temperature=np.array([self._temperature], np.float32),
         )
 
     def _teachers(self, word_at: Sequence[int]) -> dict[int, Law]:
