@@ -92,7 +92,7 @@ class Kept(Drafter):
     def propose(self, context: Sequence[int], k: int) -> Any:
         """See `Drafter`."""
         target, own = self.translator.alignment.target, self.translator.alignment.draft
-        new = context[self._seen :]
+        new = context[self.seen :]
         if self._written and not any(token in target.special_text for token in new):
             data = target.decode(new)
             for token in self._written:
@@ -101,7 +101,7 @@ class Kept(Drafter):
                 self._context.tokens.append(token)
                 data = data[len(own.pieces[token]) :]
             self._context.tokens.extend(own.encode_bytes(data))
-            self._seen = len(context)
+            self.seen = len(context)
         draft, proposal = super().propose(context, k)
         self._written = draft.tokens
         return draft, proposal
