@@ -166,7 +166,11 @@ def test_a_dry_run_tells_what_and_how_long(
     assert len({json.dumps(cell) for cell in cells}) == len(cells), "two cells of one setting"
     slower = replace(scale.times, draft=2 * scale.times.draft, target=2 * scale.times.target)
     slower = replace(slower, record=2 * scale.times.record, train=2 * scale.times.train)
-    assert foretold(found, cells, slower) == pytest.approx(2 * foretold(found, cells, scale.times))
+    assert (
+        foretold(found, cells, scale.times)
+        <= foretold(found, cells, slower)
+        <= 2 * foretold(found, cells, scale.times)
+    )
 
 
 def test_the_page_of_results_is_what_the_results_say(monkeypatch: pytest.MonkeyPatch) -> None:

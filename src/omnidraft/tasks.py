@@ -73,7 +73,19 @@ def load_task(name: str, data: Path, limit: int, *, split: Split = "test") -> li
         if not file.is_file():
             raise OptionError(f"unknown task {name!r}; use one of {', '.join(TASKS)}, or a file of prompts")
         return _own_prompts(file)[:limit]
-    parts, template = _TASKS[name]
+    return [prompt_of(name, row) for row in load_rows(name, data, limit, split=split)]
+
+
+def prompt_of(name: str, row: Row) -> str:
+    """The prompt of a row of a task."""
+    return _TASKS[name][1](row)
+
+
+def load_rows(name: str, data: Path, limit: int, *, split: Split = "test") -> list[Row]:
+    """The rows behind the prompts of `load_task`, whole: with what an answer is checked by. Errors as there."""
+    if name not in _TASKS:
+        raise OptionError(f"unknown task {name!r}; use one of {', '.join(TASKS)}")
+    parts, _ = _TASKS[name]
     if split not in parts:
         raise OptionError(f"task {name} has no {split} split; use its {' or '.join(parts)} split")
     filename, belongs = parts[split]
@@ -83,7 +95,7 @@ def load_task(name: str, data: Path, limit: int, *, split: Split = "test") -> li
         raise OptionError(f"{data / filename} holds nothing of the {split} split; get the task's data again")
     if name == "spec_bench":
         rows = list(_in_turn(rows, key="category"))
-    return [template(row) for row in islice(rows, limit)]
+    return list(islice(rows, limit))
 
 
 def _read(file: Path, task: str) -> list[Row]:

@@ -25,7 +25,7 @@ TOKENS_A_STEP = 2.5  # for foretelling only
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A target's greedy answers to a task's prompts, with what verification knows of them for this drafter."""
+    """A target's answers to a task's prompts, with what verification knows of them for this drafter."""
 
     target: str
     drafter: str
@@ -33,6 +33,7 @@ class Stream:
     split: Literal["train", "test"]
     answers: int
     tokens: int  # of an answer at most
+    temperature: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,9 @@ class Experiment(ABC):
             for split in ("train", "test"):
                 if task and cell.get(split):
                     yield Stream(
-                        cell["target"], cell["drafter"], task, cast(Any, split), cell[split], cell["tokens"]
-                    )
+                        cell["target"], cell["drafter"], task, cast(Any, split), cell[split], cell["tokens"],
+                        cell.get("temperature", 0.0),
+                    )  # fmt: skip
 
     def seconds(self, cell: Cell, times: StepTimes) -> float:
         """About how long a cell takes that learns from its streams and replays their tests; without its recordings."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from omnidraft.learn import record as recording
 from omnidraft.learn.record import Recorded
 from omnidraft.loading import load_model
 from omnidraft.ngrams import Trie
-from omnidraft.session import Session
 from omnidraft.spellings import Lexicon
 from omnidraft.tasks import Split, load_task
 from omnidraft.vocab import Alignment, Vocab
@@ -55,13 +55,13 @@ class Pair:
         self,
         answers: Sequence[Recorded],
         replays: dict[str, Replay],
-        session: Session | None = None,
+        drafter: Any = None,
     ) -> dict[str, Measured]:
-        """Every answer by every method; `session`: of the drafter as it is adapted, if it is."""
-        memo = Memo(session or self.model.session(), self.lexicon.alignment.draft.width)
+        """Every answer by every method; `drafter`: as it is adapted, if it is."""
+        width = self.lexicon.alignment.draft.width
+        memo = Memo(drafter.session(), width) if drafter else self._lab.memo(self.drafter)
         found: dict[str, list[Measured]] = {name: [] for name in replays}
         for one in answers:
-            memo.forget()
             for name, replay in replays.items():
                 found[name].append(replay.answer(one, memo, self._lab.context_length(self.drafter)))
         return {name: by_prompt(results) for name, results in found.items()}
@@ -84,6 +84,7 @@ class Lab:
         self._recordings = recordings or hub.cache_root() / "recordings"
         self._checkpoints: dict[str, CheckpointModel] = {}
         self._models: dict[tuple[str, bool], Any] = {}
+        self._memos: dict[str, Memo] = {}
 
     def checkpoint(self, name: str) -> CheckpointModel:
         """The text side of a model: no weights."""
@@ -111,6 +112,12 @@ class Lab:
             )
         return self._models[name, drafts]
 
+    def memo(self, drafter: str) -> Memo:
+        """A session of a drafter as it came, which has seen what any cell asked it."""
+        if drafter not in self._memos:
+            self._memos[drafter] = Memo(self.model(drafter, drafts=True).session(), self.vocab(drafter).width)
+        return self._memos[drafter]
+
     def pair(self, target: str, drafter: str) -> Pair:
         """A drafter for a target."""
         return Pair(self, target, drafter)
@@ -127,7 +134,9 @@ class Lab:
         Raises:
             OptionError: the task has fewer prompts.
         """
-        names = (stream.target, stream.drafter, stream.task, stream.split, str(stream.tokens))
+        names = [stream.target, stream.drafter, stream.task, stream.split, str(stream.tokens)]
+        if stream.temperature:
+            names.append(str(stream.temperature))
         path = self._recordings / f"{'-'.join(names).replace('/', '_')}.safetensors"
         done: list[Recorded] = recording.load(path)[0] if path.exists() else []
         if len(done) >= stream.answers:
@@ -144,8 +153,9 @@ class Lab:
         while len(done) < stream.answers:
             some = texts[len(done) : len(done) + _BATCH]
             prompts = [target.chat([{"role": "user", "content": text}]) for text in some]
-            done += recording.record(target, trie, prompts, max_tokens=stream.tokens, batch=_BATCH)
-            about = dict(zip(("target", "drafter", "task", "split", "max_tokens"), names, strict=True))
-            recording.save(path, done, about)
+            done += recording.record(
+                target, trie, prompts, max_tokens=stream.tokens, batch=_BATCH, temperature=stream.temperature
+            )
+            recording.save(path, done, asdict(stream) | {"answers": len(done)})
             self.say(f"recorded {len(done)} of {stream.answers} answers of {stream.task}, {stream.split}")
         return done

@@ -6,6 +6,7 @@ target's recorded answer is decoding: `experiments/validation.py` holds it again
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
@@ -24,7 +25,7 @@ from omnidraft.session import Session, feed
 from omnidraft.spellings import Lexicon
 from omnidraft.stats import Stats
 from omnidraft.translate import SymbolTranslator, TextTranslator, Translator
-from omnidraft.types import Draft, Proposal, Rows, as_tokens
+from omnidraft.types import Draft, Proposal, Rows, Step, as_tokens
 from omnidraft.verify import Compare, Paper, Rule, Walk
 
 IDEAL = "ideal"  # a method: proposes the answer's own tokens
@@ -40,14 +41,9 @@ class Memo(Session):
     def __init__(self, session: Session, width: int) -> None:
         self.tokens = as_tokens()
         self.seconds = 0.0
-        self.passes = 0
         self._rows: dict[bytes, tuple[Any, Any]] = {}
         self._width = width
         self._session = session
-
-    def forget(self) -> None:
-        """Forget the rows: of a prompt that is done with."""
-        self._rows.clear()
 
     def truncate(self, length: int) -> None:
         """See `omnidraft.session.Session`."""
@@ -60,7 +56,6 @@ class Memo(Session):
             return np.empty((0, self._width), np.float32)
         key = self.tokens.tobytes()
         if key not in self._rows:
-            self.passes += 1
             row = feed(self._session, self.tokens, 1)[0]
             ids = np.argpartition(-row, min(_KEPT, len(row) - 1))[:_KEPT]
             self._rows[key] = ids, row[ids]
@@ -186,29 +181,33 @@ class Replay:
         if isinstance(self._translator, Ideal):
             self._translator.answer, self._translator.prompt = one.answer, len(one.prompt)
         self._target.begin(one.prompt, one.answer)
-        stats, judged, tokens = Stats(), 0, list[int]()
+        stats, tokens, more = Stats(), list[int](), Counter[str]()
         for step in decode(
             self._target, drafter, one.prompt, sampler=sampler, rule=self._rule, control=self._control,
             max_tokens=len(one.answer), ends=vocab.eos,
         ):  # fmt: skip
             stats.add(step)
-            judged += sum(length > 1 for length in step.proposal.lengths[: step.accepted + 1])
             tokens += step.tokens
+            more += counts_of(step)
         if tokens != one.answer:
             raise RuntimeError(
                 "replaying changed an answer; decoding is broken, and its numbers mean nothing"
             )
-        return counted(stats) | {"ngrams_judged": judged}
+        return counted(stats, more)
 
 
-def counted(stats: Stats) -> Measured:
+def counts_of(step: Step) -> Counter[str]:
+    """What `Stats` does not count: drafted and proposed tokens, and the n-grams that were looked at."""
+    judged = sum(length > 1 for length in step.proposal.lengths[: step.accepted + 1])
+    return Counter(drafted=len(step.draft.tokens), proposed=len(step.proposal.tokens), ngrams_judged=judged)
+
+
+def counted(stats: Stats, more: Counter[str]) -> Measured:
     """What an answer took, as it is kept."""
     return dict(
-        tokens=stats.tokens,
-        steps=stats.steps,
-        acceptance=stats.acceptance_rate,
-        ngram_hits=stats.ngram_hits,
-    )
+        tokens=stats.tokens, steps=stats.steps, acceptance=stats.acceptance_rate, ngram_hits=stats.ngram_hits,
+        **{name: more[name] for name in ("drafted", "proposed", "ngrams_judged")},
+    )  # fmt: skip
 
 
 def by_prompt(answers: Sequence[Measured]) -> Measured:

@@ -46,7 +46,7 @@ class Results:
         self.cells.append(
             dict(
                 setting=cell,
-                measured=measured,
+                measured=json.loads(json.dumps(measured)),  # as it will be read back
                 seconds=round(seconds, 1),
                 provenance=len(self.provenances) - 1,
             )
@@ -65,6 +65,10 @@ class Results:
     def find(self, **setting: Any) -> list[Measured]:
         """What was measured in the cells of this setting: one a seed, if all else is said."""
         return [done["measured"] for done in self.cells if setting.items() <= done["setting"].items()]
+
+    def of(self, name: str) -> Results:
+        """Another experiment's results, of the same folder."""
+        return Results(self.path.with_name(f"{name}.json"))
 
     def groups(self, *names: str, **setting: Any) -> Iterator[tuple[tuple[Any, ...], list[Measured]]]:
         """For each combination of these fields, in the order of the cells: their values, and what was measured."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from time import perf_counter
 
 from omnidraft.experiments.experiment import Cell, Experiment, Stream
@@ -36,10 +37,10 @@ def run(
 
 def streams(experiment: Experiment, cells: Sequence[Cell]) -> list[Stream]:
     """The recorded answers that cells need, each stream once at its longest."""
-    longest: dict[tuple[str, ...], Stream] = {}
+    longest: dict[Stream, Stream] = {}
     for cell in cells:
         for stream in experiment.streams(cell):
-            key = (stream.target, stream.drafter, stream.task, stream.split, str(stream.tokens))
+            key = replace(stream, answers=0)
             if key not in longest or longest[key].answers < stream.answers:
                 longest[key] = stream
     return list(longest.values())

@@ -58,15 +58,6 @@ def ratio(runs: Sequence[Measured], others: Sequence[Measured]) -> Interval:
     return Interval(float(value), *_limits(drawn))
 
 
-def difference(runs: Sequence[Measured], others: Sequence[Measured]) -> Interval:
-    """Tokens per step of one side less the other's, paired by prompt."""
-    own, base = ([_sums(side, name) for name in ("tokens", "steps")] for side in (runs, others))
-    rows = _draws(len(own[0]))
-    drawn = own[0][rows].sum(1) / own[1][rows].sum(1) - base[0][rows].sum(1) / base[1][rows].sum(1)
-    value = own[0].sum() / own[1].sum() - base[0].sum() / base[1].sum()
-    return Interval(float(value), *_limits(drawn))
-
-
 def mean(values: Sequence[float]) -> Interval:
     """Of numbers, one a prompt."""
     array = np.array(values, float)

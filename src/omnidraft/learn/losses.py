@@ -131,11 +131,19 @@ def hybrid(
     `weight`: lambda; None is p(n-gram), the paper's point-wise KL.
     """
     chances = torch.from_numpy(trace.ngram_chances).to(logits.dtype)
-    at = _index(trace.ngram_positions)
-    log_q = logits[at - int(trace.prompt[0])].log_softmax(-1)
-    own = log_q.gather(1, _index(trace.tokens)[at, None])[:, 0]
-    nll = -own * (chances if weight is None else weight)
+    nll = ngram(logits, trace, pushed) * (chances if weight is None else weight)
     return torch.cat([_direct(logits, trace, pushed, divergence), nll])
+
+
+def ngram(logits: Tensor, trace: Trace, pushed: Pushed) -> Tensor:
+    """The negative log-likelihood of each draft token of an n-gram (paper equation 3), and nothing else."""
+    return _unlikelihood(logits, trace, trace.ngram_positions)
+
+
+def likelihood(logits: Tensor, trace: Trace, pushed: Pushed, *, weight: float = 0.2) -> Tensor:
+    """The paper's variant with a likelihood on direct tokens too, instead of a divergence."""
+    alone = trace.direct_positions[~np.isin(trace.direct_positions, trace.ngram_positions)]
+    return torch.cat([_unlikelihood(logits, trace, alone), weight * ngram(logits, trace, pushed)])
 
 
 def hybrid_kl(logits: Tensor, trace: Trace, pushed: Pushed, *, weight: float = 0.2) -> Tensor:
@@ -166,6 +174,13 @@ def hybrid_kl(logits: Tensor, trace: Trace, pushed: Pushed, *, weight: float = 0
     return torch.cat(terms)
 
 
+def _unlikelihood(logits: Tensor, trace: Trace, positions: NDArray[np.int32]) -> Tensor:
+    """-log q of the answer's own tokens at these positions."""
+    at = _index(positions)
+    log_q = logits[at - int(trace.prompt[0])].log_softmax(-1)
+    return -log_q.gather(1, _index(trace.tokens)[at, None])[:, 0]
+
+
 def _direct(logits: Tensor, trace: Trace, pushed: Pushed, divergence: Divergence) -> Tensor:
     """The divergence where the target's token is one of the drafter's, in the target's vocabulary over q'."""
     alone = ~np.isin(trace.direct_positions, trace.ngram_positions)
@@ -189,6 +204,8 @@ LOSSES: dict[str, Loss] = {
     "hybrid-kl": hybrid_kl,
     "hybrid-forward": partial(hybrid, divergence=forward_kl),
     "direct": partial(hybrid, weight=0.0),
+    "likelihood": likelihood,
+    "ngram": ngram,
 }
 
 

@@ -41,18 +41,24 @@ def record(
     *,
     max_tokens: int,
     batch: int = 8,
+    temperature: float = 0.0,
+    seed: int = 0,
     on_batch: Callable[[int], None] = lambda done: None,
 ) -> list[Recorded]:
-    """Answer prompts at temperature 0, `batch` at once, by transformers' own loop.
+    """Answer prompts, `batch` at once, by transformers' own loop, sampled unless `temperature` is 0.
 
     `trie`: the pair's with every n-gram. Prompts of like length go together, so that little is padded.
     """
+    torch.manual_seed(seed)
+    how: dict[str, Any] = dict(do_sample=False)
+    if temperature:
+        how = dict(do_sample=True, temperature=temperature, top_k=0, top_p=1.0)
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     recorded: dict[int, Recorded] = {}
     for start in range(0, len(order), batch):
         indices = order[start : start + batch]
         for i, one in zip(
-            indices, _batch(model, trie, [prompts[i] for i in indices], max_tokens), strict=True
+            indices, _batch(model, trie, [prompts[i] for i in indices], max_tokens, how), strict=True
         ):
             recorded[i] = one
         on_batch(len(recorded))
@@ -60,7 +66,9 @@ def record(
 
 
 @torch.inference_mode()
-def _batch(model: Any, trie: Trie, prompts: list[Sequence[int]], max_tokens: int) -> list[Recorded]:
+def _batch(
+    model: Any, trie: Trie, prompts: list[Sequence[int]], max_tokens: int, how: dict[str, Any]
+) -> list[Recorded]:
     width = max(map(len, prompts))
     eos = model.vocab.eos
     ids = torch.tensor([[eos[0]] * (width - len(prompt)) + list(prompt) for prompt in prompts])
@@ -68,8 +76,8 @@ def _batch(model: Any, trie: Trie, prompts: list[Sequence[int]], max_tokens: int
     padding = list(range(model.vocab.size, model.vocab.width))
     output = model.module.generate(
         input_ids=ids, attention_mask=mask, max_new_tokens=max_tokens, pad_token_id=eos[0],
-        eos_token_id=list(eos), suppress_tokens=padding, do_sample=False, repetition_penalty=1.0,
-        output_logits=True, return_dict_in_generate=True,
+        eos_token_id=list(eos), suppress_tokens=padding, repetition_penalty=1.0,
+        output_logits=True, return_dict_in_generate=True, **how,
     )  # fmt: skip
     recorded = []
     for i, prompt in enumerate(prompts):
