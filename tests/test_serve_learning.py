@@ -1,0 +1,201 @@
+"""Learning from what is asked: by profile, never against a request's will, forgotten on request, through a crash."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+pytest.importorskip("fastapi")
+pytest.importorskip("peft")
+
+from learning_drafter import write_drafter
+from serving import TARGET, plain, served
+
+from omnidraft import OmniDraft
+from omnidraft.backends.huggingface import HuggingFaceModel
+from omnidraft.learn.profile import ProfileStore
+
+PROMPTS = ["the flake", "then the lake was", "a stone", "by the water", "the bird", "in the evening"] * 3
+
+
+@pytest.fixture(scope="module")
+def drafter(tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceModel:
+    folder = write_drafter(tmp_path_factory.mktemp("drafter"))
+    return HuggingFaceModel(folder, name="tiny", precision="float32")
+
+
+def profile_of(up: Any, name: str) -> dict[str, Any]:
+    [found] = up.http.get(f"/v1/omnidraft/profiles/{name}").json()["profiles"]
+    return found
+
+
+@pytest.mark.parametrize("when", ["between", "idle"])
+def test_answers_stay_the_same_while_the_drafter_learns(
+    when: str, drafter: HuggingFaceModel, tmp_path: Path
+) -> None:
+    store = ProfileStore(tmp_path)
+    with served(lambda name: OmniDraft(TARGET, drafter), store, learn=when) as up:
+        for prompt in PROMPTS:
+            answer = up.ask(prompt, max_tokens=20).json()
+            assert answer["choices"][0]["message"]["content"] == plain(prompt, max_tokens=20)
+        up.settled(lambda: profile_of(up, "default")["updates"] > 0)
+        account = profile_of(up, "default")
+        assert account["answers"] == len(PROMPTS)
+        assert "omnidraft_learning_updates_total{" in up.http.get("/metrics").text
+    saved = store.open(store.find("default").key)
+    assert saved.problem is None
+    assert saved.document("statistics")["answers"] == len(PROMPTS)
+
+
+def test_a_request_can_keep_itself_out_of_learning(drafter: HuggingFaceModel, tmp_path: Path) -> None:
+    with served(lambda name: OmniDraft(TARGET, drafter), ProfileStore(tmp_path), learn="idle") as up:
+        with up.http.stream(
+            "POST",
+            "/v1/chat/completions",
+            json={"messages": [{"role": "user", "content": "a"}], "max_tokens": 9, "stream": True},
+        ) as response:
+            response.read()
+        for stream in (False, True):
+            up.ask("the flake", max_tokens=9, omnidraft={"learn": False}, stream=stream)
+        up.settled(lambda: not up.server.worker.running)
+        assert profile_of(up, "default")["answers"] == 1
+
+
+def test_profiles_are_chosen_by_header_or_user_and_forgotten(
+    drafter: HuggingFaceModel, tmp_path: Path
+) -> None:
+    store = ProfileStore(tmp_path)
+    with served(lambda name: OmniDraft(TARGET, drafter), store, learn="idle", profiles=2) as up:
+
+        def ask(header: str | None = None, **body: Any) -> httpx.Response:
+            headers = {"X-OmniDraft-Profile": header} if header else {}
+            body |= {"messages": [{"role": "user", "content": "the flake"}], "max_tokens": 9}
+            return up.http.post("/v1/chat/completions", json=body, headers=headers)
+
+        assert ask("anna").status_code == ask(user="ben").status_code == 200
+        assert ask("anna", user="ben").status_code == 200
+        assert profile_of(up, "anna")["answers"] == 2
+        assert profile_of(up, "ben")["answers"] == 1
+        assert ask("carl").status_code == 200  # the third: the one unused for longest is closed, and saved
+        assert not profile_of(up, "ben")["open"]
+        assert profile_of(up, "ben")["saved"]
+        for bad in ("../x", ".", "a/b", "x" * 65):
+            refused = ask(bad)
+            assert refused.status_code == 400, bad
+            assert refused.json()["error"]["code"] == "profile_error"
+        assert ask(user="a/b").status_code == 400
+
+        for name in ("anna", "ben"):
+            gone = up.http.delete(f"/v1/omnidraft/profiles/{name}")
+            assert gone.json() == {"name": name, "deleted": True}
+            assert up.http.get(f"/v1/omnidraft/profiles/{name}").status_code == 404
+            assert up.http.delete(f"/v1/omnidraft/profiles/{name}").status_code == 404
+        assert not [path for path in tmp_path.rglob("*") if path.is_file() and "carl" not in str(path)]
+        assert not any(
+            slot.model.cached(TARGET.encode("the flake"))
+            for slot in up.server.targets.get("").slots
+            if not slot.busy
+        )
+        assert ask("anna").status_code == 200
+        assert profile_of(up, "anna")["answers"] == 1
+    assert {info.key.name for info in store.profiles()} == {"anna", "carl"}
+
+
+def test_forgetting_waits_for_answers_under_way(drafter: HuggingFaceModel, tmp_path: Path) -> None:
+    with served(lambda name: OmniDraft(TARGET, drafter), ProfileStore(tmp_path), learn="idle") as up:
+        answers: list[httpx.Response] = []
+        asking = threading.Thread(target=lambda: answers.append(up.ask("the flake", max_tokens=400)))
+        asking.start()
+        up.settled(lambda: up.server.worker.running == 1)
+        assert up.http.delete("/v1/omnidraft/profiles/default").status_code == 200
+        asking.join()
+        assert answers[0].json()["choices"][0]["message"]["content"] == plain("the flake", max_tokens=400)
+        assert up.http.get("/v1/omnidraft/profiles").json() == {"profiles": []}
+
+
+def test_learning_waits_for_every_profiles_answers(drafter: HuggingFaceModel, tmp_path: Path) -> None:
+    with served(lambda name: OmniDraft(TARGET, drafter), ProfileStore(tmp_path), learn="idle") as up:
+        up.ask("the flake", max_tokens=9, user="anna")
+        up.settled(lambda: not up.server.worker.running)
+        [anna] = up.server.profiles.learners.values()
+        asking = threading.Thread(target=lambda: up.ask("a stone", max_tokens=600, user="ben"))
+        asking.start()
+        up.settled(lambda: up.server.worker.running == 1)
+        assert anna._asked
+        asking.join()
+        up.settled(lambda: not anna._asked)
+
+
+# The crash
+
+
+@contextmanager
+def process(folder: Path, home: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    command = [sys.executable, str(Path(__file__).with_name("learning_drafter.py")), str(folder)]
+    environment = os.environ | {"OMNIDRAFT_HOME": str(home)}
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert child.stdout
+        yield child, child.stdout.readline().strip()
+    finally:
+        child.kill()
+        child.wait()
+        if child.stdout:
+            child.stdout.close()
+
+
+def test_kill_9_during_learning_under_load(tmp_path: Path) -> None:
+    folder, home = write_drafter(tmp_path / "drafter"), tmp_path / "home"
+    store = ProfileStore(home / "profiles")
+    saved = 0
+    for _ in range(3):
+        with process(folder, home) as (child, url):
+            stop = threading.Event()
+
+            def load(i: int, url: str = url, stop: threading.Event = stop) -> None:
+                with httpx.Client(base_url=url, verify=False, timeout=60) as http:
+                    while not stop.is_set():
+                        body = {"messages": [{"role": "user", "content": PROMPTS[i]}], "max_tokens": 20}
+                        try:
+                            http.post("/v1/chat/completions", json=body | {"temperature": 0})
+                        except httpx.HTTPError:
+                            return
+
+            first = httpx.post(
+                f"{url}/v1/chat/completions",
+                json={"messages": [{"role": "user", "content": "a"}], "max_tokens": 9, "temperature": 0},
+                timeout=60,
+            )
+            assert first.json()["choices"][0]["message"]["content"] == plain("a", max_tokens=9)
+            threads = [threading.Thread(target=load, args=(i,)) for i in range(4)]
+            for thread in threads:
+                thread.start()
+            try:
+                until = time.monotonic() + 60
+                while time.monotonic() < until:
+                    found = store.profiles()
+                    if found and found[0].version > saved + 1:
+                        break
+                    time.sleep(0.01)
+                child.send_signal(signal.SIGKILL)
+            finally:
+                stop.set()
+                for thread in threads:
+                    thread.join()
+        [info] = store.profiles()
+        profile = store.open(info.key)
+        assert profile.problem is None
+        assert profile.document("statistics")["updates"] > 0
+        assert info.version > saved
+        saved = info.version
