@@ -101,7 +101,8 @@ def test_profiles_are_chosen_by_header_or_user_and_forgotten(
             assert gone.json() == {"name": name, "deleted": True}
             assert up.http.get(f"/v1/omnidraft/profiles/{name}").status_code == 404
             assert up.http.delete(f"/v1/omnidraft/profiles/{name}").status_code == 404
-        assert not [path for path in tmp_path.rglob("*") if path.is_file() and "carl" not in str(path)]
+        left = [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".lock"]
+        assert not [path for path in left if "carl" not in path.parts]
         assert not any(
             slot.model.cached(TARGET.encode("the flake"))
             for slot in up.server.targets.get("").slots
@@ -159,7 +160,7 @@ def test_kill_9_during_learning_under_load(tmp_path: Path) -> None:
     folder, home = write_drafter(tmp_path / "drafter"), tmp_path / "home"
     store = ProfileStore(home / "profiles")
     saved = 0
-    for _ in range(3):
+    for _ in range(2):
         with process(folder, home) as (child, url):
             stop = threading.Event()
 

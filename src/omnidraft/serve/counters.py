@@ -68,7 +68,7 @@ class Counters:
         self.accepted_at += [0] * (step.accepted - len(self.accepted_at))
         for i in range(step.accepted):
             self.accepted_at[i] += 1
-        if step.accepted:
+        if step.accepted and self._model.drafter:
             self._meet(step.tokens[: step.accepted])
         if first:
             return

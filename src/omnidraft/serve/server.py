@@ -180,8 +180,6 @@ class Server:
         schema: dict[str, Any] | None,
     ) -> Options:
         options = {**self.settings.options, **asked.sampling(choice), "max_tokens": limit}
-        if target.model.drafter is None:
-            options["method"] = "plain"
         if schema is not None:
             from omnidraft.processors import json_schema
 
