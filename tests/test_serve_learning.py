@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +141,7 @@ def test_learning_waits_for_every_profiles_answers(drafter: HuggingFaceModel, tm
 # The crash
 
 
-@contextmanager
+@contextlib.contextmanager
 def process(folder: Path, home: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     command = [sys.executable, str(Path(__file__).with_name("learning_drafter.py")), str(folder)]
     environment = os.environ | {"OMNIDRAFT_HOME": str(home)}
@@ -156,47 +156,44 @@ def process(folder: Path, home: Path) -> Iterator[tuple[subprocess.Popen[str], s
             child.stdout.close()
 
 
+def asked(url: str, prompt: str) -> str:
+    body = {"messages": [{"role": "user", "content": prompt}], "max_tokens": 9, "temperature": 0}
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+    return str(answer.json()["choices"][0]["message"]["content"])
+
+
 def test_kill_9_during_learning_under_load(tmp_path: Path) -> None:
     folder, home = write_drafter(tmp_path / "drafter"), tmp_path / "home"
     store = ProfileStore(home / "profiles")
-    saved = 0
-    for _ in range(2):
-        with process(folder, home) as (child, url):
-            stop = threading.Event()
 
-            def load(i: int, url: str = url, stop: threading.Event = stop) -> None:
-                with httpx.Client(base_url=url, verify=False, timeout=60) as http:
-                    while not stop.is_set():
-                        body = {"messages": [{"role": "user", "content": PROMPTS[i]}], "max_tokens": 20}
-                        try:
-                            http.post("/v1/chat/completions", json=body | {"temperature": 0})
-                        except httpx.HTTPError:
-                            return
+    def load(prompt: str) -> None:
+        with contextlib.suppress(httpx.HTTPError):
+            while True:
+                assert asked(url, prompt) == plain(prompt, max_tokens=9)
 
-            first = httpx.post(
-                f"{url}/v1/chat/completions",
-                json={"messages": [{"role": "user", "content": "a"}], "max_tokens": 9, "temperature": 0},
-                timeout=60,
-            )
-            assert first.json()["choices"][0]["message"]["content"] == plain("a", max_tokens=9)
-            threads = [threading.Thread(target=load, args=(i,)) for i in range(4)]
-            for thread in threads:
-                thread.start()
-            try:
-                until = time.monotonic() + 60
-                while time.monotonic() < until:
-                    found = store.profiles()
-                    if found and found[0].version > saved + 1:
-                        break
-                    time.sleep(0.01)
-                child.send_signal(signal.SIGKILL)
-            finally:
-                stop.set()
-                for thread in threads:
-                    thread.join()
-        [info] = store.profiles()
-        profile = store.open(info.key)
-        assert profile.problem is None
-        assert profile.document("statistics")["updates"] > 0
-        assert info.version > saved
-        saved = info.version
+    with process(folder, home) as (child, url):
+        threads = [threading.Thread(target=load, args=(prompt,)) for prompt in PROMPTS[:4]]
+        for thread in threads:
+            thread.start()
+        until = time.monotonic() + 100
+        while not (found := store.profiles()) or found[0].version < 3:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        child.send_signal(signal.SIGKILL)
+        for thread in threads:
+            thread.join()
+    profile = store.open(store.profiles()[0].key)
+    assert profile.problem is None
+    updates = profile.document("statistics")["updates"]
+    assert updates > 0
+
+    with process(folder, home) as (child, url):  # it goes on at once, from what was learned
+        assert asked(url, "a") == plain("a", max_tokens=9)
+        [known] = httpx.get(f"{url}/v1/omnidraft/profiles").json()["profiles"]
+        assert known["updates"] >= updates
+        assert known["problem"] is None
+        answers = known["answers"]
+        asked(url, "the flake")
+        child.send_signal(signal.SIGTERM)  # and an orderly end saves what came last
+        assert child.wait(60) == 0
+    assert store.open(store.profiles()[0].key).document("statistics")["answers"] == answers + 1

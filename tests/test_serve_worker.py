@@ -117,7 +117,7 @@ def test_concurrent_answers_are_not_mixed_up() -> None:
 
 
 def test_a_full_queue_says_when_to_come_back() -> None:
-    with served(lambda name: OmniDraft(Slow(0.02), None), slots=1, queue=1) as up:
+    with served(lambda name: OmniDraft(Slow(0.02), DRAFTER), slots=1, queue=1) as up:
         with ThreadPoolExecutor(4) as pool:
             answers = list(pool.map(lambda _: up.ask("the flake", max_tokens=20), range(4)))
         assert sorted(answer.status_code for answer in answers) == [200, 200, 429, 429]
@@ -149,7 +149,7 @@ def test_a_client_that_leaves_frees_its_slot(stream: bool) -> None:
 
 
 def test_a_request_that_takes_too_long_is_ended() -> None:
-    with served(lambda name: OmniDraft(Slow(0.02), None), slots=1, timeout=0.5) as up:
+    with served(lambda name: OmniDraft(Slow(0.02), DRAFTER), slots=1, timeout=0.5) as up:
         late = threading.Thread(target=up.ask, args=("x",), kwargs={"max_tokens": 2000})
         late.start()
         time.sleep(0.1)
@@ -189,7 +189,7 @@ def test_an_answer_that_fails_takes_no_other_with_it() -> None:
 
 def test_stopping_ends_answers_with_an_error() -> None:
     asking: list[httpx.Response] = []
-    with served(lambda name: OmniDraft(Slow(0.02), None), slots=1) as up:
+    with served(lambda name: OmniDraft(Slow(0.02), DRAFTER), slots=1) as up:
         thread = threading.Thread(target=lambda: asking.append(up.ask("x", max_tokens=2000)))
         thread.start()
         up.settled(lambda: up.server.worker.running == 1)

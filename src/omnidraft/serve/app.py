@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import uvicorn
 from fastapi import FastAPI
@@ -55,9 +57,21 @@ def run(settings: Settings, load: Callable[[str], OmniDraft], *, started: Callab
             logging.basicConfig(format="%(asctime)s %(name)s: %(message)s")
             if settings.log_prompts:
                 logging.getLogger("omnidraft.serve").setLevel(logging.INFO)
-            web_server(server).run(sockets=[listening])
+            with _stopping_by_signal():
+                web_server(server).run(sockets=[listening])
         finally:
             server.close()
+
+
+@contextlib.contextmanager
+def _stopping_by_signal() -> Iterator[None]:
+    """uvicorn raises the signal that stopped it once more when it is done; by then it has done its work."""
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def web_server(server: Server) -> uvicorn.Server:

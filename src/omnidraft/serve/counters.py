@@ -41,7 +41,7 @@ class Counters:
         self.proposed = 0
         self.accepted = 0
         self.accepted_at: list[int] = []  # by position in the proposal
-        self.draft_length = 0  # draft tokens of the last step
+        self.draft_length = 0  # tokens drafted in the last step
         self.finished: Counter[str] = Counter()  # by reason
         self.first_token = Histogram()
         self.whole = Histogram()
@@ -61,7 +61,7 @@ class Counters:
         """Count a Step; the `first` of an answer may have some of the prompt in its pass."""
         self.stats.add(step)
         proposed = len(step.proposal.tokens)
-        self.draft_length = len(step.draft.tokens)
+        self.draft_length = len(step.draft.tokens) or proposed  # a look-up drafts target tokens
         self.drafts += proposed > 0
         self.proposed += proposed
         self.accepted += step.accepted

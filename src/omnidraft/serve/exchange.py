@@ -10,6 +10,8 @@ from starlette.types import Receive
 
 from omnidraft.serve.worker import Event, Failed, Finished, Job, Worker
 
+Batch = list[tuple[int, Event]]  # of a request's jobs, by index
+
 
 class ClientGone(Exception):
     """Nobody waits for the answer any more."""
@@ -46,7 +48,7 @@ class Exchange:
             message = await receive()
         self._arrived.put_nowait(None)
 
-    async def events(self) -> AsyncIterator[list[tuple[int, Event]]]:
+    async def events(self) -> AsyncIterator[Batch]:
         """What has come since the last turn, until every job is done.
 
         Raises:
@@ -57,7 +59,7 @@ class Exchange:
             come = [await self._arrived.get()]
             while not self._arrived.empty():
                 come.append(self._arrived.get_nowait())
-            batch: list[tuple[int, Event]] = []
+            batch: Batch = []
             for one in come:
                 if one is None:
                     raise ClientGone

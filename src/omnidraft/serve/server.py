@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from starlette.requests import Request
@@ -17,12 +18,12 @@ from omnidraft.errors import ContextLengthError, OptionError
 from omnidraft.learn.profile import ProfileStore
 from omnidraft.serve.answers import ChatForm, CompletionForm, Form, event
 from omnidraft.serve.errors import ApiError
-from omnidraft.serve.exchange import ClientGone, Exchange
+from omnidraft.serve.exchange import Batch, ClientGone, Exchange
 from omnidraft.serve.profiles import Profiles
 from omnidraft.serve.schemas import ChatRequest, CompletionRequest
 from omnidraft.serve.settings import Settings
 from omnidraft.serve.targets import Target, Targets
-from omnidraft.serve.worker import Event, Finished, Job, Shown, Worker
+from omnidraft.serve.worker import Finished, Job, Shown, Worker
 
 _log = logging.getLogger(__name__)
 _GONE = 499  # what nginx calls a client that left
@@ -37,10 +38,12 @@ class Server:
         self.settings = settings
         self.targets = Targets(settings.targets, load)
         self.profiles = Profiles(settings, self.targets, store)
+        self._loader = ThreadPoolExecutor(1, "omnidraft-loader")
         self.worker = Worker(self.profiles, slots=settings.slots, queue=settings.queue, part=settings.part)
 
     def close(self) -> None:
         """Stop, and save what was learned."""
+        self._loader.shutdown(cancel_futures=True)
         self.worker.close()
         for target in self.targets.loaded:
             target.model.close()
@@ -108,44 +111,19 @@ class Server:
         exchange = Exchange(self.worker)
         handed_over = False
         try:
-
-            def jobs_of() -> tuple[list[Job], Form]:
-                target = self.targets.get(asked.model)
-                prompts, form = prepare(target)
-                named = self.profiles.named(target, profile, asked.user)
-                jobs: list[Job] = []
-                for prompt in prompts:
-                    limit = self._limit(target, len(prompt), asked.limit)
-                    for choice in range(asked.n or 1):
-                        options = self._options(target, asked, choice, limit, schema)
-                        jobs.append(
-                            Job(
-                                target,
-                                prompt,
-                                options,
-                                exchange.emitter(len(jobs)),
-                                deadline,
-                                profile=named,
-                                learns=asked.omnidraft.learn,
-                                top_logprobs=asked.logprobs_wanted,
-                            )
-                        )
-                return jobs, form
-
-            jobs, form = await asyncio.to_thread(jobs_of)
+            target = self.targets.find(asked.model)
+            if (
+                target is None
+            ):  # not among the threads that prepare requests: those who wait would take them all
+                loop = asyncio.get_running_loop()
+                target = await loop.run_in_executor(self._loader, self.targets.get, asked.model)
+            jobs, form = await asyncio.to_thread(
+                self._jobs, target, asked, profile, prepare, schema, exchange, deadline
+            )
             exchange.submit(jobs, request.receive)
             events = exchange.events()
             if not asked.stream:
-                shown: list[list[Shown]] = [[] for _ in jobs]
-                finished: dict[int, Finished] = {}
-                async for batch in events:
-                    for index, one in batch:
-                        if isinstance(one, Finished):
-                            finished[index] = one
-                        elif isinstance(one, Shown):
-                            shown[index].append(one)
-                ends = [finished[index] for index in range(len(jobs))]
-                return JSONResponse(form.whole(shown, ends))
+                return JSONResponse(await _whole(form, events, len(jobs)))
             first = await anext(events)  # an error before it has a status of its own
             handed_over = True
 
@@ -160,6 +138,36 @@ class Server:
             if not handed_over:
                 exchange.close()
                 self.worker.release(places)
+
+    def _jobs(
+        self,
+        target: Target,
+        asked: ChatRequest | CompletionRequest,
+        profile: str | None,
+        prepare: Callable[[Target], tuple[list[list[int]], Form]],
+        schema: dict[str, Any] | None,
+        exchange: Exchange,
+        deadline: float,
+    ) -> tuple[list[Job], Form]:
+        """One job for each answer. Tokenizes, and compiles grammars, while the worker goes on with others' answers."""
+        prompts, form = prepare(target)
+        named = self.profiles.named(target, profile, asked.user)
+        jobs: list[Job] = []
+        for prompt in prompts:
+            limit = self._limit(target, len(prompt), asked.limit)
+            for choice in range(asked.n or 1):
+                job = Job(
+                    target,
+                    prompt,
+                    self._options(target, asked, choice, limit, schema),
+                    exchange.emitter(len(jobs)),
+                    deadline,
+                    profile=named,
+                    learns=asked.omnidraft.learn,
+                    top_logprobs=asked.logprobs_wanted,
+                )
+                jobs.append(job)
+        return jobs, form
 
     def _limit(self, target: Target, prompt: int, asked: int | None) -> int:
         context = target.model.target.context_length
@@ -183,9 +191,21 @@ class Server:
         if schema is not None:
             from omnidraft.processors import json_schema
 
-            # Compiled here, while the worker goes on with others' answers.
             options["processors"] = (json_schema(target.model.target.vocab, schema),)
         return make_options(**options)
+
+
+async def _whole(form: Form, events: AsyncIterator[Batch], count: int) -> dict[str, Any]:
+    """The body of an answer that is not streamed."""
+    shown: list[list[Shown]] = [[] for _ in range(count)]
+    finished: dict[int, Finished] = {}
+    async for batch in events:
+        for index, one in batch:
+            if isinstance(one, Finished):
+                finished[index] = one
+            elif isinstance(one, Shown):
+                shown[index].append(one)
+    return form.whole(shown, [finished[index] for index in range(count)])
 
 
 class _EventStream(Response):
@@ -194,8 +214,8 @@ class _EventStream(Response):
     def __init__(
         self,
         form: Form,
-        first: Sequence[tuple[int, Event]],
-        rest: Any,
+        first: Batch,
+        rest: AsyncIterator[Batch],
         usage: bool,
         done: Callable[[], None],
     ) -> None:
@@ -231,7 +251,7 @@ class _EventStream(Response):
             await out(event(error.body))
         await out(b"data: [DONE]\n\n", more=False)
 
-    def _events(self, batch: Sequence[tuple[int, Event]], finished: dict[int, Finished]) -> bytes:
+    def _events(self, batch: Batch, finished: dict[int, Finished]) -> bytes:
         bodies: list[dict[str, Any]] = []
         for index, one in batch:
             if isinstance(one, Finished):

@@ -61,20 +61,29 @@ class Targets:
         self._loaded: dict[str, Target] = {}
         self._lock = threading.Lock()
 
-    def get(self, name: str) -> Target:
-        """The target of that name, loaded if it was not; the first one for an empty name. May take long.
+    def find(self, name: str) -> Target | None:
+        """The target of that name, the first one for an empty name; None if it is not loaded yet.
 
         Raises:
             ApiError: there is none of that name (404).
-            OmniDraftError: it cannot be loaded.
         """
         name = name or self.names[0]
         if name not in self.names:
             known = ", ".join(self.names)
             message = f"there is no model {name!r} here; there are {known}"
             raise ApiError(404, message, code="model_not_found", param="model")
+        return self._loaded.get(name)
+
+    def get(self, name: str) -> Target:
+        """The same, loaded if it was not, which may take long.
+
+        Raises:
+            ApiError: as `find`.
+            OmniDraftError: it cannot be loaded.
+        """
+        name = name or self.names[0]
         with self._lock:
-            if name not in self._loaded:
+            if self.find(name) is None:
                 self._loaded[name] = Target(name, self._load(name))
             return self._loaded[name]
 
