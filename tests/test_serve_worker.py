@@ -108,6 +108,29 @@ def test_a_conversation_finds_its_kv_cache_again() -> None:
         assert len(up.server.targets.get("").slots) == 3
 
 
+def test_of_a_known_prefix_of_a_thousand_tokens_nothing_is_fed_again() -> None:
+    with served(slots=1) as up:
+
+        def fed(messages: list[dict[str, str]]) -> list[int]:
+            """Tokens that went through each model for the first token of an answer."""
+            sessions = [slot.model._target_session for slot in up.server.targets.get("").slots]
+            sessions += [slot.model._draft_session for slot in up.server.targets.get("").slots]
+            before = [sum(session.passes) for session in sessions] or [0, 0]
+            body = {"messages": messages, "max_tokens": 1, "temperature": 0}
+            assert up.http.post("/v1/chat/completions", json=body).status_code == 200
+            [slot] = up.server.targets.get("").slots
+            sessions = [slot.model._target_session, slot.model._draft_session]
+            return [sum(session.passes) - b for session, b in zip(sessions, before, strict=True)]
+
+        chat = [{"role": "user", "content": "the flake fell; the lake was still. " * 120}]
+        cold = fed(chat)
+        chat += [{"role": "assistant", "content": " and"}, {"role": "user", "content": "then?"}]
+        warm = fed(chat)
+        assert cold[0] >= 1000
+        assert warm[0] <= cold[0] / 50
+        assert warm[1] <= max(cold[1] / 50, 20)
+
+
 def test_concurrent_answers_are_not_mixed_up() -> None:
     prompts = [f"{i} the flake fell; the lake" for i in range(12)]
     with served(slots=4) as up, ThreadPoolExecutor(12) as pool:

@@ -10,7 +10,13 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from omnidraft.errors import ContextLengthError, InvalidLogitsError, OmniDraftError, ProfileError
+from omnidraft.errors import (
+    ContextLengthError,
+    MissingExtraError,
+    OmniDraftError,
+    OptionError,
+    ProfileError,
+)
 
 _KINDS = {
     400: "invalid_request_error",
@@ -79,7 +85,8 @@ def as_api_error(error: OmniDraftError) -> ApiError:
     if isinstance(error, ProfileError):
         status = 409 if "in use by another process" in str(error) else 400
         return ApiError(status, str(error), code="profile_error")
-    return ApiError(500 if isinstance(error, InvalidLogitsError) else 400, str(error))
+    asked_wrongly = isinstance(error, (OptionError, MissingExtraError))
+    return ApiError(400 if asked_wrongly else 500, str(error))
 
 
 def install(app: FastAPI) -> None:
