@@ -65,10 +65,10 @@ def serve(
     from omnidraft import loading
     from omnidraft.serve.settings import Settings as Serving
 
-    plain = method == "plain"
-    if plain and learn != "off":
+    alone = method in ("plain", "lookup")
+    if alone and learn != "off":
         raise OptionError(
-            "plain decoding has no drafter to learn; leave --learn out, or choose another method"
+            f"method {method} has no drafter to learn; leave --learn out, or choose another method"
         )
     where = engines(engine, drafter_engine, precision, drafter_precision, device, settings)
     options: dict[str, Any] = dict(method=method, verification=verification, splits=splits, k=k)
@@ -90,7 +90,7 @@ def serve(
     drafters: list[Any] = []  # one for all targets, once it is loaded
 
     def load(name: str) -> Any:
-        own = None if plain else (drafters or [drafter])[0]
+        own = None if alone else (drafters or [drafter])[0]
         model = loading.load(name, own, **where)
         if learn != "off" and drafter_engine == "auto" and not hasattr(model.drafter, "adapted"):
             # Any drafter can learn there.
