@@ -3,11 +3,11 @@
     python benchmarks/peers.py --target qwen2.5-coder-0.5b --data ../shared/data --limit 2 --max-tokens 32
     python benchmarks/peers.py --render    # docs/benchmarks.md and its pictures, from the results alone
 
-Each contender answers in a process of its own, so that its peak memory is its own too; the contenders take turns, a few
-prompts each, in rotated order, and each first answers a prompt that does not count. Every answer is kept as it comes: a
-run that was stopped goes on where it was. Prompts are of test splits; a profile, if one is given, must have been made from
-training splits (`omnidraft adapt --task`), and learns nothing here. Needs the extras hf, openvino, llamacpp and plot, and
-openvino-genai; what is missing is left out and said.
+Each contender answers in a process of its own, so that its peak memory is its own too; the contenders take turns, a
+few prompts each, in rotated order, and each first answers a prompt that does not count. Every answer is kept as it
+comes: a run that was stopped goes on where it was. Prompts are of test splits; a profile, if one is given, must
+have been made from training splits (`omnidraft adapt --task`), and learns nothing here. Needs the extras hf,
+openvino, llamacpp and plot, and openvino-genai; what fails is left out, and why is printed.
 """
 
 from __future__ import annotations
@@ -66,18 +66,17 @@ COLUMNS = [
 ]
 HEAD = """# Against other engines
 
-Written by `benchmarks/peers.py` from `{path}`, which says what made each number. Greedy; every contender in a process of its
-own, in turns, on the same prompts of test splits. *x plain*: tokens a second over the fastest plain decoding with the same
-weights on the same engine. *Same*: answers that are that plain decoding's. Medians with 95 % intervals, by bootstrap over
-prompts. Weights differ between engines, so answers do too: compare speeds of one kind of weights first.
+Written by `benchmarks/peers.py` from `{path}`, which says what made each number. Greedy; every contender in a
+process of its own, in turns, on the same prompts of test splits. *x plain*: tokens a second over the fastest plain
+decoding with the same weights on the same engine. *Same*: answers that are that plain decoding's. Medians with 95 %
+intervals, by bootstrap over prompts. Weights differ between engines, so answers do too: compare speeds of one kind
+of weights first.
 """
 CANNOT = """What the others cannot do, as of the versions above:
 
-- llama-cpp-python drafts by n-grams of the context alone; it has no drafting by a model. (llama.cpp's own server has, for a
-  drafter of the target's vocabulary or by text; it is not part of this package.)
-- OpenVINO GenAI drafts by a model of the target's own vocabulary, or by prompt look-up. The drafter here has another
-  vocabulary.
-- transformers' assisted generation crosses vocabularies; it neither stops drafting where that does not pay, nor learns.
+- llama-cpp-python drafts by n-grams of the context alone; it has no drafting by a model.
+- OpenVINO GenAI drafts by prompt look-up, or by a model of the target's own vocabulary; the drafter here has another.
+- transformers' assisted generation crosses vocabularies, but drafts on where that does not pay, and does not learn.
 """
 PEERS = ("llama-cpp-python", "openvino", "openvino-genai")  # beside those that provenance names
 _CHUNK = 4  # prompts a turn
