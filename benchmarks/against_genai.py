@@ -29,14 +29,14 @@ from omnidraft.provenance import provenance
 from omnidraft.session import feed
 
 
-def pipeline(model: OpenVinoModel, folder: Path, backend: str) -> Any:
-    """GenAI's pipeline over the model's own files, with the same settings."""
-    for file in model.graph.parent.iterdir():
+def pipeline(graph: Path, tokenizer: Any, folder: Path, **settings: Any) -> Any:
+    """GenAI's pipeline over a model's own files. `folder`: an empty one, needed until this returns."""
+    for file in graph.parent.iterdir():
         shutil.copy(file, folder)
-    tokenizer, detokenizer = convert_tokenizer(model.tokenizer, with_detokenizer=True)
-    ov.save_model(tokenizer, folder / "openvino_tokenizer.xml")
-    ov.save_model(detokenizer, folder / "openvino_detokenizer.xml")
-    return openvino_genai.LLMPipeline(str(folder), "CPU", ATTENTION_BACKEND=backend, **SETTINGS)
+    encoder, decoder = convert_tokenizer(tokenizer, with_detokenizer=True)
+    ov.save_model(encoder, folder / "openvino_tokenizer.xml")
+    ov.save_model(decoder, folder / "openvino_detokenizer.xml")
+    return openvino_genai.LLMPipeline(str(folder), "CPU", **settings)
 
 
 def main(
@@ -52,7 +52,7 @@ def main(
     assert isinstance(loaded, OpenVinoModel)
     session = loaded.session()
     with tempfile.TemporaryDirectory() as folder:
-        genai = pipeline(loaded, Path(folder), backend)
+        genai = pipeline(loaded.graph, loaded.tokenizer, Path(folder), ATTENTION_BACKEND=backend, **SETTINGS)
     config = openvino_genai.GenerationConfig(max_new_tokens=tokens, ignore_eos=True, do_sample=False)
     config.min_new_tokens = tokens
 

@@ -54,11 +54,13 @@ _RESAMPLES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer's tokens, the steps it took, and how many target tokens were proposed in them."""
+    """The answer's tokens, the steps it took, how many target tokens were proposed in them, and when the first token
+    was there, by `perf_counter`."""
 
     tokens: list[int]
     steps: int
     proposed: int
+    first: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +101,11 @@ def ours(
             max_tokens=max_tokens,
             ends=target.vocab.eos,
         )
-        all_steps = list(steps)
+        all_steps = [next(steps)]
+        first = perf_counter()
+        all_steps += steps
         return Answer(
+            first=first,
             tokens=[token for step in all_steps for token in step.tokens],
             steps=len(all_steps),
             proposed=sum(len(step.proposal.tokens) for step in all_steps),
@@ -110,9 +115,14 @@ def ours(
 
 
 def transformers_generate(
-    target: HuggingFaceModel, drafter: HuggingFaceModel | None, k: int, threshold: float, max_tokens: int
+    target: HuggingFaceModel,
+    drafter: HuggingFaceModel | None,
+    max_tokens: int,
+    *,
+    k: int | None = None,
+    threshold: float | None = None,
 ) -> Contender:
-    """transformers' `generate`, assisted if there is a drafter."""
+    """transformers' `generate`, assisted if there is a drafter: by a constant k and threshold, or as it is set up."""
     # What a checkpoint's generation_config says of sampling and penalties must not reach a greedy comparison.
     options: dict[str, Any] = {
         "max_new_tokens": max_tokens,
@@ -123,10 +133,11 @@ def transformers_generate(
     }
     if drafter:
         # Only the assistant's own generation_config is asked for these; arguments of `generate` are not.
-        config = drafter.module.generation_config
-        config.num_assistant_tokens = k
-        config.num_assistant_tokens_schedule = "constant"
-        config.assistant_confidence_threshold = threshold
+        if k is not None:
+            config = drafter.module.generation_config
+            config.num_assistant_tokens = k
+            config.num_assistant_tokens_schedule = "constant"
+            config.assistant_confidence_threshold = threshold
         options |= {
             "assistant_model": drafter.module,
             "tokenizer": target.tokenizer,
@@ -135,9 +146,11 @@ def transformers_generate(
 
     def answer(prompt: Sequence[int]) -> Answer:
         rows: list[int] = []  # of each pass: one more than it was given to verify
+        times: list[float] = []
 
         def count(_module: Any, _input: Any, output: Any) -> None:
             rows.append(output.logits.shape[1])
+            times.append(perf_counter())
 
         input_ids = torch.tensor([list(prompt)], device=target.device)
         hook = target.module.register_forward_hook(count)
@@ -145,7 +158,9 @@ def transformers_generate(
             output = target.module.generate(input_ids, attention_mask=torch.ones_like(input_ids), **options)
         finally:
             hook.remove()
-        return Answer(output[0, len(prompt) :].tolist(), steps=len(rows), proposed=sum(rows) - len(rows))
+        return Answer(
+            output[0, len(prompt) :].tolist(), steps=len(rows), proposed=sum(rows) - len(rows), first=times[0]
+        )
 
     return answer
 
@@ -281,8 +296,10 @@ def measure(
         return ours(target_model, draft_model, translator, k, max_tokens)
 
     contenders = {
-        "transformers-plain": transformers_generate(target_model, None, k, confidence_threshold, max_tokens),
-        ASSISTED: transformers_generate(target_model, draft_model, k, confidence_threshold, max_tokens),
+        "transformers-plain": transformers_generate(target_model, None, max_tokens),
+        ASSISTED: transformers_generate(
+            target_model, draft_model, max_tokens, k=k, threshold=confidence_threshold
+        ),
         "plain": ours(target_model, draft_model, None, k, max_tokens),
         "direct": drafted(SymbolTranslator(Trie(Lexicon.build(alignment), splits=False))),
         TEXT: drafted(TextTranslator(alignment)),

@@ -128,7 +128,10 @@ def test_generate_json_keeps_its_contract(toys: None, capsys: pytest.CaptureFixt
         "draft_seconds",
         "verify_seconds",
         "other_seconds",
+        "lookup_tokens",
+        "plain_steps",
         "engines",
+        "control",
     }
     assert record["stats"]["engines"]["target"] == {
         "name": "toy",
@@ -159,8 +162,8 @@ def test_bench_json_keeps_its_contract(
     for row in record["rows"]:
         assert set(row) == {
             "task", "method", "k", "temperature", "seed", "prompts", "tokens", "steps", "acceptance_rate",
-            "tokens_per_step", "ngram_hits_per_step", "tokens_per_second", "speedup", "other_ms_per_step",
-            "identical",
+            "tokens_per_step", "lookup_tokens_per_step", "ngram_hits_per_step", "tokens_per_second", "speedup",
+            "other_ms_per_step", "identical",
         }  # fmt: skip
         assert row["prompts"] == row["identical"] == 2
         assert row["tokens"] == 2 * 2 * 20
@@ -219,7 +222,7 @@ def test_demo_shows_colours_and_a_table(
     shown = capsys.readouterr().out
     assert "drafted" in shown
     assert "acceptance" in shown
-    assert shown.count("2/2") == 4
+    assert shown.count("2/2") == 3
 
 
 @pytest.mark.models

@@ -19,7 +19,7 @@ from omnidraft import OmniDraft
 from omnidraft.backends.huggingface import HuggingFaceModel
 from omnidraft.errors import OptionError
 from omnidraft.learn.learner import Learner, Learning
-from omnidraft.learn.profile import ProfileStore
+from omnidraft.learn.profile import Arrays, ProfileStore
 from omnidraft.learn.traces import Trace
 from omnidraft.learn.trainer import Trainer, Training
 from omnidraft.session import feed
@@ -136,7 +136,7 @@ def test_answers_stay_those_of_plain_decoding_and_take_fewer_steps(
     for _ in range(9):
         tokens, steps = 0, 0
         for prompt in PROMPTS:
-            answer = model.generate(prompt, max_tokens=40, **options)
+            answer = model.generate(prompt, max_tokens=40, method="text", k=4, **options)
             assert answer.tokens == plain.generate(prompt, max_tokens=40, method="plain", **options).tokens
             tokens, steps = tokens + answer.stats.tokens, steps + answer.stats.steps
         rates.append(tokens / steps)
@@ -301,3 +301,42 @@ def test_bad_options_are_refused(drafter: HuggingFaceModel) -> None:
         OmniDraft(TARGET, None).learn()
     with pytest.raises(OptionError, match="drafter runs on an engine that cannot be adapted"):
         OmniDraft(TARGET, ToyModel(toy_vocab(25), name="drafter")).learn()
+
+
+def test_a_profile_s_answers_are_looked_up_again_kept_private_and_forgotten(
+    drafter: HuggingFaceModel, tmp_path: Path
+) -> None:
+    store = ProfileStore(tmp_path)
+
+    def looked_up(when: str) -> int:
+        model = OmniDraft(TARGET, drafter)
+        model.learn(when, profile="me", store=store, batch=999)
+        try:
+            return model.generate("the flake", method="lookup", k=4, max_tokens=40).stats.lookup_tokens
+        finally:
+            model.close()
+
+    first = looked_up("between")
+    assert looked_up("off") > first
+    info = store.find("me")
+    history = info.folder / f"v{info.version:06}" / "history.safetensors"
+    assert history.stat().st_mode & 0o777 == 0o600
+    assert info.manifest.files["history.safetensors"].text, "it would be exported unasked"
+    store.reset(info.key)
+    assert looked_up("off") == first
+
+
+@pytest.mark.parametrize("tokens", [[1.5], [10**6], [-2], [[1]]], ids=str)
+def test_a_history_of_no_tokens_is_refused(
+    drafter: HuggingFaceModel, tmp_path: Path, tokens: list[object]
+) -> None:
+    store = ProfileStore(tmp_path)
+    model = OmniDraft(TARGET, drafter)
+    model.learn("between", profile="me", store=store)
+    model.close()
+    kind = np.float32 if tokens == [1.5] else np.int32
+    store.save(store.find("me").key, {"history": Arrays({"tokens": np.array(tokens, kind)})})
+    learner = OmniDraft(TARGET, drafter).learn("off", profile="me", store=store)
+    assert learner.problem is not None
+    assert "no tokens of the target" in learner.problem
+    assert not learner.history.tokens

@@ -42,9 +42,9 @@ def test_a_history_is_worth_half_and_ends_with_each_answer() -> None:
     history.add([1, 2, 3, 4, 5, 6])
     history.add([5, 6, 9])
     assert looked_up([8, 1, 2, 3, 4], 5, history) == (2, (5, 6))
-    assert looked_up([8, 2, 3], 5, history) == (0, ())
+    assert looked_up([8, 2, 3], 5, history) == (1, (4, 5, 6))
     assert looked_up([3, 4, 7, 1, 2, 3, 4], 1, history) == (2, (7,)), "the context's own comes first"
-    assert looked_up([8, 3, 4, 5, 6], 5, history) == (0, ()), "nothing came after it"
+    assert looked_up([8, 3, 4, 5, 6], 5, history) == (1, (9,)), "what came after it, not the next answer"
 
 
 tokens = st.lists(st.integers(0, 2), max_size=50)

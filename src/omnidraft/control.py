@@ -79,6 +79,7 @@ class Adaptive:
         self._steps = 0
         self._ways: list[_Way] = []  # that the step under way could take
         self._way = self._plain  # which it took
+        self._asked = 0  # and how many draft tokens
         self._next_try = 0  # the step
         self._tried_at = 0.0  # tokens a second that another way or length promised; 0: it is the best
         self._behind = 0
@@ -92,7 +93,8 @@ class Adaptive:
             bits = min(matched, 16).bit_length()
             self._ways.append(self._lookups.setdefault(bits, _Way(self._lookup)))
         self._way, k = self._choose() if 1 in self._passes else (self._plain, 0)
-        return "drafted" if self._way in (self._plain, self._drafter) else "lookup", min(k, room)
+        self._asked = min(k, room)
+        return "drafted" if self._way in (self._plain, self._drafter) else "lookup", self._asked
 
     def _choose(self) -> tuple[_Way, int]:
         if self._drafter and self._drafter.tries:
@@ -127,7 +129,7 @@ class Adaptive:
         proposed = len(step.proposal.tokens)
         self._steps += 1
         self._way.count(min(len(step.tokens), proposed), step.accepted)
-        self._way.cost(step, self._late(self._way))
+        self._way.cost(step, self._asked, self._late(self._way))
         if first:
             return
         self._passes[proposed + 1].add(max(step.verify_seconds, 1e-9))  # what takes no time has no rate
@@ -182,8 +184,8 @@ class _Way:
         self.price = 0.0  # seconds that trying it costs
         self.k = 0  # the best length when last asked
         self.probe = 1  # draft tokens when it is tried though it does not seem to pay
-        self.ratio = 1.0  # proposed target tokens a draft token
-        self.draft = _Middle()  # seconds a draft token
+        self.ratio = 1.0  # proposed target tokens a draft token that was asked for
+        self.draft = _Middle()  # seconds a draft token that was asked for
         self.catch_up = _Middle()  # seconds a token of context that the drafter has not seen
         self.rest = _Middle()  # seconds a step outside the models
         self._reached = np.zeros(2 * longest)  # fading counts by position of the proposal
@@ -207,18 +209,18 @@ class _Way:
         self._reached[:reached] += 1
         self._accepted[:accepted] += 1
 
-    def cost(self, step: Step, late: int) -> None:
-        """What a Step took; `late`: tokens that the drafter had to catch up with in it."""
+    def cost(self, step: Step, asked: int, late: int) -> None:
+        """What a Step took; `asked`: draft tokens, of which an acceptance head may have left some unwritten; `late`:
+        tokens that the drafter had to catch up with in it."""
         self.tries = max(0, self.tries - 1)
-        drafted, proposed = len(step.draft.tokens), len(step.proposal.tokens)
         self.rest.add(step.seconds - step.draft_seconds - step.verify_seconds)
-        if not drafted:
+        if not step.draft.tokens:
             return
-        self.ratio += (proposed / drafted - self.ratio) / _LATEST
+        self.ratio += (len(step.proposal.tokens) / asked - self.ratio) / _LATEST
         if late:
-            self.catch_up.add(max(0.0, step.draft_seconds - self.draft.value * drafted) / late)
+            self.catch_up.add(max(0.0, step.draft_seconds - self.draft.value * asked) / late)
         else:
-            self.draft.add(step.draft_seconds / drafted)
+            self.draft.add(step.draft_seconds / asked)
 
     def chances(self) -> Floats:
         """That a position is accepted if those before it were; where little was seen, about as the one before."""

@@ -259,7 +259,7 @@ def _summary(stats: Stats | Counts) -> str:
         return "nothing yet"
     rate = counts["acceptance_rate"]
     accepted = "" if rate is None else f", {rate:.0%} of proposals accepted"
-    if counts["lookup_tokens"]:
+    if counts.get("lookup_tokens"):  # an older server does not count them
         accepted += f", {counts['lookup_tokens']} tokens looked up"
     speed = counts["tokens_per_second"]
     return (

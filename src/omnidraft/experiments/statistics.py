@@ -49,9 +49,9 @@ def acceptance(runs: Sequence[Measured]) -> Interval:
     return _bootstrapped(np.where(known, rates, 0).sum(0), known.sum(0))
 
 
-def ratio(runs: Sequence[Measured], others: Sequence[Measured]) -> Interval:
-    """Tokens per step of one side over the other's, paired by prompt."""
-    own, base = ([_sums(side, name) for name in ("tokens", "steps")] for side in (runs, others))
+def ratio(runs: Sequence[Measured], others: Sequence[Measured], *, per: str = "steps") -> Interval:
+    """Tokens per step (or `per` another sum) of one side over the other's, paired by prompt."""
+    own, base = ([_sums(side, name) for name in ("tokens", per)] for side in (runs, others))
     rows = _draws(len(own[0]))
     drawn = (own[0][rows].sum(1) / own[1][rows].sum(1)) / (base[0][rows].sum(1) / base[1][rows].sum(1))
     value = (own[0].sum() / own[1].sum()) / (base[0].sum() / base[1].sum())
@@ -62,6 +62,12 @@ def mean(values: Sequence[float]) -> Interval:
     """Of numbers, one a prompt."""
     array = np.array(values, float)
     return _bootstrapped(array, np.ones(len(array)))
+
+
+def middle(values: Sequence[float]) -> Interval:
+    """The median of numbers, one a prompt."""
+    array = np.array(values, float)
+    return Interval(float(np.median(array)), *_limits(np.median(array[_draws(len(array))], axis=1)))
 
 
 def prompts(runs: Sequence[Measured]) -> int:

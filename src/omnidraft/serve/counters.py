@@ -68,13 +68,13 @@ class Counters:
         self.accepted_at += [0] * (step.accepted - len(self.accepted_at))
         for i in range(step.accepted):
             self.accepted_at[i] += 1
-        if step.accepted and self._model.drafter:
+        if step.accepted and step.draft.tokens:
             self._meet(step.tokens[: step.accepted])
         if first:
             return
         self._tokens += len(step.tokens)
         self._seconds += step.seconds
-        if not self.draft_length:
+        if not proposed and not self.draft_length:
             known = self._plain_seconds
             self._plain_seconds = (
                 step.seconds if known is None else _FADE * known + (1 - _FADE) * step.seconds
