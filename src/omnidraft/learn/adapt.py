@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -31,8 +32,9 @@ def adapt(
     `curve`, one point an answer, and `held_out`, see `measured`.
     """
     known: dict[str, Any] = learner.documents.get(_PART, {})
-    if known.get("prompts") != len(prompts):
-        known = {"prompts": len(prompts), "curve": [], "before": None}
+    stream = hashlib.sha256("\0".join(prompts).encode()).hexdigest()
+    if known.get("stream") != stream:
+        known = {"stream": stream, "curve": [], "before": None}
     curve: list[Point] = known["curve"]
     if known["before"] is None:
         known["before"] = _measure(model, learner, held_out, options)
