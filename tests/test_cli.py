@@ -234,7 +234,7 @@ def test_demo_learns_from_two_streams(
     monkeypatch.setenv("OMNIDRAFT_HOME", str(write_home(tmp_path)))
     monkeypatch.setattr(demo, "PROMPTS", demo.PROMPTS[:1])
     monkeypatch.setattr(demo, "STREAMS", {name: own[-6:] for name, own in demo.STREAMS.items()})
-    call("demo", "--max-tokens", "12")
+    call("demo", "--max-tokens", "12", "--engine", "transformers")
     shown = capsys.readouterr().out
     for domain in demo.STREAMS:
         assert f"Learning from {domain}" in shown

@@ -161,6 +161,7 @@ def _learn(model: OmniDraft, options: dict[str, Any]) -> None:
         return
     from omnidraft.learn.adapt import adapt, measured
 
+    fixed = options | {"method": "text", "k": options["k"] or 4}  # the same effort throughout
     table = Table("domain", "", box=None, pad_edge=False)
     for name in ("tokens/step", "acceptance"):
         table.add_column(name, justify="right")
@@ -180,12 +181,12 @@ def _learn(model: OmniDraft, options: dict[str, Any]) -> None:
                 soft_wrap=False,
             )
 
-        result = adapt(model, learner, stream, held_out, on_answer=show, **options)
+        result = adapt(model, learner, stream, held_out, on_answer=show, **fixed)
         found = result["held_out"]
         rows = dict(before=found["before"], during=measured(result["curve"]), after=found["after"])
         name = domain
         for when, row in rows.items():
-            table.add_row(name, when, f"{row['tokens_per_step']:.2f}", f"{row['acceptance_rate']:.3f}")
+            table.add_row(name, when, f"{row['tokens_per_step']:.2f}", f"{row['acceptance_rate'] or 0:.3f}")
             name = ""
     out.print()
     out.print(table)
