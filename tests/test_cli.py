@@ -223,6 +223,35 @@ def test_demo_shows_colours_and_a_table(
     assert "drafted" in shown
     assert "acceptance" in shown
     assert shown.count("2/2") == 3
+    assert "Learning is left out: drafter runs on an engine that cannot be adapted" in shown
+
+
+def test_demo_learns_from_two_streams(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("peft")
+    from tiny import write_home
+
+    from omnidraft import demo
+
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(write_home(tmp_path)))
+    monkeypatch.setattr(demo, "PROMPTS", demo.PROMPTS[:1])
+    monkeypatch.setattr(demo, "STREAMS", {name: own[-6:] for name, own in demo.STREAMS.items()})
+    call("demo", "--max-tokens", "12", "--engine", "transformers")
+    shown = capsys.readouterr().out
+    for domain in demo.STREAMS:
+        assert f"Learning from {domain}" in shown
+    assert shown.count(" of 2  ") == 4
+    rows = [line.split()[-3:] for line in shown.splitlines()[-6:]]
+    assert [row[0] for row in rows] == ["before", "during", "after"] * 2
+    assert all(float(row[1]) >= 1 for row in rows)
+
+
+def test_streams_of_the_demo_are_whole() -> None:
+    from omnidraft import demo
+
+    for prompts in demo.STREAMS.values():
+        assert len(set(prompts)) == len(prompts) == 12 + demo.HELD_OUT
 
 
 @pytest.mark.models

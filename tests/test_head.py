@@ -16,7 +16,7 @@ from test_learner import FAST, PROMPTS, TARGET, make_drafter, make_traces, train
 
 from omnidraft import OmniDraft
 from omnidraft.backends.huggingface import HuggingFaceModel
-from omnidraft.learn.head import Head, HeadModule, bce, examples
+from omnidraft.learn.head import Head, HeadModule, HeadTrainer, bce, examples
 from omnidraft.learn.losses import Pushed
 from omnidraft.learn.profile import Arrays, ProfileStore
 from omnidraft.learn.traces import Trace
@@ -147,9 +147,9 @@ def test_an_update_lowers_the_head_s_loss(
 ) -> None:
     trainer = trainer_of(drafter, head=head)
     before = trainer.weights()
-    updates = [trainer.update(traces[:2], traces[2:4]) for _ in range(40)]
+    updates = [trainer.update(traces[:2], traces[2:4]) for _ in range(25)]
     losses = [update.head.loss for update in updates if update.head]
-    assert len(losses) == 40
+    assert len(losses) == 25
     assert losses[-1] < 0.7 * losses[0]
     same = all(np.array_equal(a, b) for a, b in zip(before.values(), trainer.weights().values(), strict=True))
     assert same == (head == "only")
@@ -183,20 +183,26 @@ def test_a_session_shows_what_the_trainer_sees(drafter: HuggingFaceModel, traces
     )
 
 
+def test_an_untrained_head_is_the_drafter_s_confidence() -> None:
+    head = Head(HeadTrainer(8).weights(), 8)
+    for q in (0.02, 0.5, 0.97):
+        assert head.chance(np.arange(8, dtype=np.float32), float(np.log(q))) == pytest.approx(q, abs=1e-3)
+
+
 def test_a_stream_teaches_the_head_to_stop(drafter: HuggingFaceModel, tmp_path: Path) -> None:
     store = ProfileStore(tmp_path)
     plain = OmniDraft(TARGET, None)
     model = OmniDraft(TARGET, drafter)
     learner = model.learn(budget=1.0, profile="anna", store=store, gamma=0.6, head="interleaved", **FAST)
-    options = dict(max_tokens=40, k=8)
+    options = dict(max_tokens=30, k=8)
     first = model.generate(PROMPTS[0], **options).stats
-    assert first.drafted > 7 * (first.steps - 2), "an untrained head stops drafts"
-    for _ in range(8):
+    for _ in range(5):
         for prompt in PROMPTS:
             answer = model.generate(prompt, **options)
-            assert answer.tokens == plain.generate(prompt, method="plain", max_tokens=40).tokens
-    assert learner.account.head_updates == learner.account.updates > 15
-    last = [model.generate(prompt, **options).stats for prompt in PROMPTS]
+            assert answer.tokens == plain.generate(prompt, method="plain", max_tokens=30).tokens
+    assert learner.account.head_updates == learner.account.updates > 10
+    with learner.paused():
+        last = [model.generate(prompt, **options).stats for prompt in PROMPTS]
     assert sum(s.drafted for s in last) < 7 * sum(s.steps for s in last)
     assert np.mean([s.acceptance_rate for s in last]) > 1.2 * first.acceptance_rate
     model.close()

@@ -132,9 +132,10 @@ def test_an_adapter_does_what_it_does_in_torch(folders: dict[str, Path]) -> None
                 adapter[f"base_model.model.{name}.lora_{which}.weight"] = matrix
     before = feed(ours.session(), TOKENS, 3)
     for scale in (0.1, 0.2):
-        rows = feed(ours.adapted(adapter, scale).session(), TOKENS, 3)  # type: ignore[attr-defined]
-        expected = feed(theirs.adapted(adapter, scale).session(), TOKENS, 3)  # type: ignore[attr-defined]
+        adapted, same = (model.adapted(adapter, scale).session() for model in (ours, theirs))  # type: ignore[attr-defined]
+        rows, expected = (feed(session, TOKENS, 3) for session in (adapted, same))
         np.testing.assert_allclose(rows, expected, atol=2e-4)
+        np.testing.assert_allclose(adapted.hidden, same.hidden, atol=2e-4)  # what a head reads
         assert np.abs(rows - before).max() > 0.1
     assert np.array_equal(before, feed(ours.session(), TOKENS, 3))
     for wrong in ({}, {name: matrix for name, matrix in adapter.items() if "q_proj" in name}):

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
+from transformers.pytorch_utils import Conv1D
 
 from omnidraft import hub
 from omnidraft.backends.architectures import cache_argument, check_architecture, context_length
@@ -113,6 +114,11 @@ class _AdaptedLinear(torch.nn.Module):
         linear = torch.nn.functional.linear
         whole: Tensor = self._inner(x)
         return whole + linear(linear(x, self._down), self._up)
+
+
+def _width(linear: Any) -> tuple[int, int]:
+    """(in, out) of a linear layer; GPT-2's are of a class of transformers' own."""
+    return (linear.nx, linear.nf) if type(linear) is Conv1D else (linear.in_features, linear.out_features)
 
 
 def _sharing(module: Any) -> Any:
@@ -244,7 +250,7 @@ class HuggingFaceModel(CheckpointModel):
             try:
                 inner = twin.module.get_submodule(path)
                 up = adapter[name.replace(".lora_A.", ".lora_B.")]
-                fits = (inner.in_features, inner.out_features) == (down.shape[1], up.shape[0])
+                fits = _width(inner) == (down.shape[1], up.shape[0])
             except (AttributeError, KeyError):
                 fits = False
             if not fits:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,10 +28,11 @@ from omnidraft.cli.options import (
     Temperature,
     TopP,
 )
-from omnidraft.errors import OptionError
+from omnidraft.errors import MissingExtraError, OmniDraftError, OptionError
 
 if TYPE_CHECKING:
     from omnidraft.decode import Chunk
+    from omnidraft.engine import OmniDraft
 
 _COLOURS = {"drafted": "green", "lookup": "magenta", "correction": "yellow", "free": "cyan"}
 
@@ -114,7 +116,7 @@ def demo(
     device: Device = "auto",
     settings: Settings = None,
 ) -> None:
-    """Answer ten prompts, coloured by where each piece came from, and compare the methods."""
+    """Compare the methods on ten prompts, coloured by where each piece came from; then learn from two streams."""
     from omnidraft import bench as benchmark
     from omnidraft.demo import PROMPTS
 
@@ -143,6 +145,51 @@ def demo(
     runs = benchmark.run(model.target, model.drafter, {"demo": PROMPTS}, methods, on_chunk=show, **options)
     out.print("\n")
     out.print(_results_table(benchmark.rows(runs, k=k, temperature=0.0, seed=None)))
+    _learn(model, options)
+
+
+def _learn(model: OmniDraft, options: dict[str, Any]) -> None:
+    """Stream the prompts of each domain while learning, and show what that gained on those held out."""
+    from omnidraft.demo import HELD_OUT, STREAMS
+
+    try:
+        if find_spec("peft") is None:
+            raise MissingExtraError("peft", "learn")
+        learner = model.learn(budget=1.0, batch=1)  # few and short answers: an update for each
+    except OmniDraftError as error:  # or an engine that cannot be adapted
+        out.print(f"\nLearning is left out: {error}", style="dim", markup=False)
+        return
+    from omnidraft.learn.adapt import adapt, measured
+
+    fixed = options | {"method": "text", "k": options["k"] or 4}  # the same effort throughout
+    table = Table("domain", "", box=None, pad_edge=False)
+    for name in ("tokens/step", "acceptance"):
+        table.add_column(name, justify="right")
+    for domain, prompts in STREAMS.items():
+        stream, held_out = prompts[:-HELD_OUT], prompts[-HELD_OUT:]
+        out.print(
+            f"\n[bold]Learning from {domain}[/] [dim]({HELD_OUT} others are answered before and after)[/]"
+        )
+
+        def show(point: dict[str, Any], stream: Sequence[str] = stream) -> None:
+            prompt = stream[point["answer"] - 1]
+            out.print(
+                f"{point['answer']:2} of {len(stream)}  {point['tokens'] / point['steps']:.2f} tokens/step, "
+                f"acceptance {point['acceptance_rate'] or 0:.2f}  [dim]{prompt}[/]",
+                overflow="ellipsis",
+                no_wrap=True,
+                soft_wrap=False,
+            )
+
+        result = adapt(model, learner, stream, held_out, on_answer=show, **fixed)
+        found = result["held_out"]
+        rows = dict(before=found["before"], during=measured(result["curve"]), after=found["after"])
+        name = domain
+        for when, row in rows.items():
+            table.add_row(name, when, f"{row['tokens_per_step']:.2f}", f"{row['acceptance_rate'] or 0:.3f}")
+            name = ""
+    out.print()
+    out.print(table)
 
 
 def _results_table(rows: Sequence[dict[str, Any]]) -> Table:

@@ -197,19 +197,19 @@ def _held_out_table(held_out: dict[str, dict[str, Any]]) -> Table:
     table = Table("held out", box=None)
     for name in ("prompts", "tokens/step", "", "acceptance", "", "tokens/s"):
         table.add_column(name, justify="right")
+
+    def between(interval: Sequence[float] | None) -> str:
+        return "" if interval is None else f"{interval[0]:.2f} to {interval[1]:.2f}"
+
     for when, found in held_out.items():
-        intervals: Sequence[Sequence[float]] = (
-            found["tokens_per_step_interval"],
-            found["acceptance_rate_interval"],
-        )
-        steps, rates = (f"{low:.2f} to {high:.2f}" for low, high in intervals)
+        rate = found["acceptance_rate"]
         table.add_row(
             when,
             str(found["prompts"]),
             f"{found['tokens_per_step']:.2f}",
-            steps,
-            f"{found['acceptance_rate']:.3f}",
-            rates,
+            between(found["tokens_per_step_interval"]),
+            "" if rate is None else f"{rate:.3f}",
+            between(found["acceptance_rate_interval"]),
             f"{found['tokens_per_second']:.1f}",
         )
     return table

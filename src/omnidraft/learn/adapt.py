@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -31,8 +32,9 @@ def adapt(
     `curve`, one point an answer, and `held_out`, see `measured`.
     """
     known: dict[str, Any] = learner.documents.get(_PART, {})
-    if known.get("prompts") != len(prompts):
-        known = {"prompts": len(prompts), "curve": [], "before": None}
+    stream = hashlib.sha256("\0".join(prompts).encode()).hexdigest()
+    if known.get("stream") != stream:
+        known = {"stream": stream, "curve": [], "before": None}
     curve: list[Point] = known["curve"]
     if known["before"] is None:
         known["before"] = _measure(model, learner, held_out, options)
@@ -88,13 +90,16 @@ def measured(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     tokens, steps, seconds = (
         np.array([one[name] for one in results], float) for name in ("tokens", "steps", "seconds")
     )
-    rates = np.array(
-        [np.nan if one["acceptance_rate"] is None else one["acceptance_rate"] for one in results]
-    )
-    drawn = np.random.default_rng(0).integers(0, len(results), (2000, len(results)))
+    # An answer for which nothing was proposed has none.
+    rates = np.array([one["acceptance_rate"] for one in results if one["acceptance_rate"] is not None])
+
+    def draws(count: int) -> Any:
+        return np.random.default_rng(0).integers(0, count, (2000, count))
 
     def interval(values: Any) -> list[float]:
-        return [float(bound) for bound in np.nanquantile(values, [0.025, 0.975])]
+        return [float(bound) for bound in np.quantile(values, [0.025, 0.975])]
+
+    drawn = draws(len(results))
 
     return {
         "prompts": len(results),
@@ -102,8 +107,8 @@ def measured(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "steps": int(steps.sum()),
         "tokens_per_step": float(tokens.sum() / steps.sum()),
         "tokens_per_step_interval": interval(tokens[drawn].sum(1) / steps[drawn].sum(1)),
-        "acceptance_rate": float(np.nanmean(rates)),
-        "acceptance_rate_interval": interval(np.nanmean(rates[drawn], 1)),
+        "acceptance_rate": float(rates.mean()) if len(rates) else None,
+        "acceptance_rate_interval": interval(rates[draws(len(rates))].mean(1)) if len(rates) else None,
         "drafted_per_step": sum(one["drafted"] for one in results) / float(steps.sum()),
         "tokens_per_second": float(tokens.sum() / seconds.sum()),
     }

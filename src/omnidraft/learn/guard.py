@@ -6,9 +6,7 @@ from collections import deque
 from typing import Any
 
 import numpy as np
-import torch
 
-from omnidraft.learn.head import HeadModule, bce
 from omnidraft.learn.traces import Trace
 from omnidraft.learn.trainer import Look, Trainer
 
@@ -43,7 +41,7 @@ class Guard:
     def begin(self, trainer: Trainer) -> None:
         """What the trainer has now is the best so far."""
         self.best = trainer.weights()
-        self.best_head = self._anchor_head = trainer.head_weights()
+        self.best_head = self._anchor_head = trainer.head.weights()
 
     def keep(self, trace: Trace, trainer: Trainer | None) -> None:
         """Hold out one more answer. While paused, one that is drafted worse than the others is news; without a trainer
@@ -94,17 +92,18 @@ class Guard:
 
     def _head_changed(self, trainer: Trainer, looks: dict[int, Look]) -> tuple[bool, bool]:
         """The same of the head."""
-        now = _losses(trainer.head, looks)
-        change, error = _change(now, _losses(trainer.head_of(self.best_head), looks))
+        head, seen = trainer.head, {key: look.examples for key, look in looks.items()}
+        now = head.losses(seen)
+        change, error = _change(now, head.losses(seen, self.best_head))
         if change < -_NOISE * error:
-            trainer.load_head(self.best_head)
+            head.load(self.best_head)
             trainer.forget_moments()
             return True, False
         if change >= 0:
-            self.best_head = trainer.head_weights()
-        gain, error = _change(now, _losses(trainer.head_of(self._anchor_head), looks))
+            self.best_head = head.weights()
+        gain, error = _change(now, head.losses(seen, self._anchor_head))
         if gained := gain > _NOISE * error:
-            self._anchor_head = trainer.head_weights()
+            self._anchor_head = head.weights()
         return False, gained
 
 
@@ -114,13 +113,3 @@ def _change(before: dict[int, float], now: dict[int, float]) -> tuple[float, flo
     if len(both) < _LEAST:
         return 0.0, 0.0
     return float(np.mean(both)), float(np.std(both, ddof=1) / np.sqrt(len(both)))
-
-
-def _losses(head: HeadModule, looks: dict[int, Look]) -> dict[int, float]:
-    """The head's mean loss over the positions of each answer."""
-    with torch.no_grad():
-        terms = {
-            key: bce(head(one.examples.hidden, one.examples.log_q), one.examples.labels)
-            for key, one in looks.items()
-        }
-    return {key: float(own.mean()) for key, own in terms.items() if len(own)}

@@ -1,13 +1,14 @@
 """The acceptance head: how likely a drafted token is to be accepted (paper 3.3).
 
-It reads what the drafter's output layer was given for the token, and the token's log-probability. So it can be asked
-before the token is fed: to stop costs no pass of the drafter. The paper leaves the head's shape open; SpecDec++, which
-it builds on, reads the hidden state behind the token, which takes that pass.
+It begins as the drafter's own confidence, the token's log-odds under q, and learns what to add to them from what the
+drafter's output layer was given for the token. So it can be asked before the token is fed: to stop costs no pass of the
+drafter. The paper leaves the head's shape open; SpecDec++, which it builds on, reads the hidden state behind the token,
+which takes that pass, and knows nothing of q, which took hundreds of answers to make up for (docs/decisions.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +19,14 @@ from torch import Tensor
 
 from omnidraft.learn.losses import Pushed, outcomes
 from omnidraft.learn.traces import Trace
+from omnidraft.learn.updates import Update, take
 from omnidraft.types import Row
 
 HEADS = ("off", "joint", "interleaved", "only")
 _WIDTH = 128
 _BLOCKS = 1
-_SURE = 3.0  # logit of an untrained head: it does not stop a draft before it knows something
+_RATE = 1e-3  # of AdamW
+_SURE = 1e-4  # a token is never surer than 1 less this
 
 
 class Head:
@@ -53,33 +56,39 @@ class Head:
     ) -> float:
         """P(accepted), given that all tokens drafted before it are."""
         w = self._weights
-        x = np.append(hidden / np.sqrt(np.mean(np.square(hidden)) + _TINY), log_q)
+        x = hidden / np.sqrt(np.mean(np.square(hidden)) + _TINY)
         y = _silu(w["input.weight"] @ x + w["input.bias"])
         for i in range(_BLOCKS):
             y = y + _silu(w[f"blocks.{i}.weight"] @ y + w[f"blocks.{i}.bias"])
-        return float(1 / (1 + np.exp(-(w["output.weight"][0] @ y + w["output.bias"][0]))))
+        odds = log_q - np.log1p(-min(np.exp(log_q), 1 - _SURE))
+        logit = w["output.weight"][0] @ y + w["odds.weight"][0, 0] * odds + w["odds.bias"][0]
+        return float(1 / (1 + np.exp(-logit)))
 
 
 class HeadModule(torch.nn.Module):
-    """The same to be trained: a layer, residual blocks that begin as nothing, and one logit."""
+    """The same to be trained: the log-odds of q, and a layer with residual blocks that begins as nothing."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
-        self.input = torch.nn.Linear(hidden_size + 1, _WIDTH)
+        with torch.random.fork_rng(devices=[]):  # the same for everyone, and nobody else's draws are changed
+            torch.manual_seed(0)
+            self.input = torch.nn.Linear(hidden_size, _WIDTH)
         self.blocks = torch.nn.ModuleList(torch.nn.Linear(_WIDTH, _WIDTH) for _ in range(_BLOCKS))
-        self.output = torch.nn.Linear(_WIDTH, 1)
-        for layer in (*self.blocks, self.output):
-            torch.nn.init.zeros_(layer.weight)
-            torch.nn.init.zeros_(layer.bias)
-        torch.nn.init.constant_(self.output.bias, _SURE)
+        self.output = torch.nn.Linear(_WIDTH, 1, bias=False)
+        self.odds = torch.nn.Linear(1, 1)
+        for parameter in (*self.blocks.parameters(), self.output.weight):
+            torch.nn.init.zeros_(parameter)
+        torch.nn.init.ones_(self.odds.weight)
+        torch.nn.init.zeros_(self.odds.bias)
 
     def forward(self, hidden: Tensor, log_q: Tensor) -> Tensor:  # [n, hidden size], [n] -> [n]
         """The logit of P(accepted)."""
         x = hidden * hidden.square().mean(-1, keepdim=True).add(_TINY).rsqrt()
-        y = torch.nn.functional.silu(self.input(torch.cat([x, log_q[:, None]], -1)))
+        y = torch.nn.functional.silu(self.input(x))
         for block in self.blocks:
             y = y + torch.nn.functional.silu(block(y))
-        logits: Tensor = self.output(y)[:, 0]
+        odds = log_q - torch.log1p(-log_q.exp().clamp_max(1 - _SURE))
+        logits: Tensor = (self.output(y) + self.odds(odds[:, None]))[:, 0]
         return logits
 
 
@@ -154,3 +163,53 @@ def bce(
     logits, labels = logits[known], labels[known]
     sure = torch.nn.functional.logsigmoid
     return -(labels * sure(logits) + weight * (1 - labels) * sure(-logits))
+
+
+class HeadTrainer:
+    """A head and its optimiser."""
+
+    def __init__(self, hidden_size: int, clip: float = 1.0) -> None:
+        """`clip`: of the gradient's norm."""
+        self.module = HeadModule(hidden_size)
+        self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=_RATE)
+        self._hidden_size = hidden_size
+        self._clip = clip
+
+    def update(self, seen: Sequence[Examples]) -> Update:
+        """One step on a batch of answers; each position with a label weighs the same."""
+        self.optimizer.zero_grad(set_to_none=True)
+        terms = torch.cat([bce(self.module(one.hidden, one.log_q), one.labels) for one in seen])
+        terms.sum().backward()  # type: ignore[no-untyped-call]
+        return take(
+            self.optimizer,
+            list(self.module.parameters()),
+            float(terms.detach().sum()),
+            len(terms),
+            self._clip,
+        )
+
+    def weights(self) -> dict[str, NDArray[Any]]:
+        """The head, as `Head` takes it. float32"""
+        return {name: weight.detach().numpy().copy() for name, weight in self.module.state_dict().items()}
+
+    def load(self, weights: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from this head.
+
+        Raises:
+            RuntimeError: it is another drafter's.
+        """
+        self.module.load_state_dict(
+            {name: torch.from_numpy(np.array(weight)) for name, weight in weights.items()}
+        )
+
+    def losses(
+        self, seen: Mapping[int, Examples], weights: Mapping[str, NDArray[Any]] | None = None
+    ) -> dict[int, float]:
+        """The mean loss over the positions of each answer, of this head or of one with other weights."""
+        head = self
+        if weights is not None:
+            head = HeadTrainer(self._hidden_size)
+            head.load(weights)
+        with torch.no_grad():
+            terms = {key: bce(head.module(one.hidden, one.log_q), one.labels) for key, one in seen.items()}
+        return {key: float(own.mean()) for key, own in terms.items() if len(own)}

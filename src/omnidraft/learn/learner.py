@@ -23,11 +23,12 @@ from omnidraft.drafting import Stop
 from omnidraft.errors import NGramFileError, OptionError
 from omnidraft.hub import weights_fingerprint
 from omnidraft.learn.guard import Guard
-from omnidraft.learn.head import Head
+from omnidraft.learn.head import Head, HeadTrainer
 from omnidraft.learn.profile import Arrays, Document, Part, Profile, ProfileKey, ProfileStore
 from omnidraft.learn.replay import Replay, pack, unpack
 from omnidraft.learn.traces import Trace, Tracer
-from omnidraft.learn.trainer import Trainer, Training, Update, adapter_document
+from omnidraft.learn.trainer import Trainer, Training, adapter_document
+from omnidraft.learn.updates import Update
 from omnidraft.lookup import END, History
 from omnidraft.ngrams import Trie
 from omnidraft.session import Model
@@ -145,6 +146,8 @@ class Learner:
             if learning.when != "off":  # two that learn into one profile would undo each other's work
                 self._claim.enter_context(store.claim(key))
             self._restore(store.open(key))
+        if self.head is None and learning.training.head != "off":
+            self._keep_head(HeadTrainer(_hidden_size(drafter)).weights())
         if learning.when == "idle":
             self._thread = threading.Thread(target=self._idle, name="omnidraft-learning", daemon=True)
             self._thread.start()
@@ -270,7 +273,7 @@ class Learner:
             self._adapter = trainer.weights()
             self.drafter = self._base.adapted(self._adapter)
         if update.head:
-            self._keep_head(trainer.head_weights())
+            self._keep_head(trainer.head.weights())
         self._update_seconds = perf_counter() - start
         self.account.seconds += self._update_seconds
         self.on_update(update)
@@ -312,7 +315,7 @@ class Learner:
             if self._adapter:
                 self._trainer.load(self._adapter)
             if self.head:
-                self._trainer.load_head(self.head.weights)
+                self._trainer.head.load(self.head.weights)
             self._trainer.load_optimizer(self._optimizer)
             self._guard.begin(self._trainer)
         return self._trainer
@@ -323,7 +326,7 @@ class Learner:
         return self._guard.agreement
 
     def _keep_head(self, weights: Mapping[str, NDArray[Any]]) -> None:
-        self.head = Head(weights, self._base.config.get_text_config().hidden_size)
+        self.head = Head(weights, _hidden_size(self._base))
 
     # The profile
 
@@ -404,6 +407,11 @@ class Learner:
         if self.learning.when != "off":
             self.save()
         self._claim.close()
+
+
+def _hidden_size(drafter: Adaptable) -> int:
+    size: int = drafter.config.get_text_config().hidden_size
+    return size
 
 
 def learner_for(

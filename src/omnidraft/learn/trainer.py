@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,13 @@ from torch import Tensor
 
 from omnidraft.backends.loading import load_causal_lm
 from omnidraft.errors import MissingExtraError, OptionError
-from omnidraft.learn.head import HEADS, Examples, HeadModule, bce, examples
+from omnidraft.learn.head import HEADS, Examples, HeadTrainer, examples
 from omnidraft.learn.losses import Pushed, loss_named
 from omnidraft.learn.traces import Trace
+from omnidraft.learn.updates import Update, take
 from omnidraft.spellings import Lexicon
 
 Arrays = dict[str, NDArray[Any]]
-
-_HEAD_RATE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +63,6 @@ class Training:
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
-    """What one step of the optimiser came to."""
-
-    loss: float | None  # mean over positions with a teacher, nats; None where the head alone was trained
-    positions: int
-    skipped: bool  # the loss or its gradient was not finite: nothing was changed
-    head: Update | None = None  # of the head, its positions being those with a label
-
-
-@dataclass(frozen=True, slots=True)
 class Look:
     """How an answer would be drafted: the share of its tokens that are the likeliest, and what the head sees."""
 
@@ -93,6 +83,7 @@ class Trainer:
             MissingExtraError: PEFT is not there.
         """
         self.training = training
+        self.lexicon = lexicon
         self._loss = loss_named(training.loss)
         self._pushed = Pushed(lexicon)
         module = load_causal_lm(folder, folder.name, torch.float32)
@@ -101,9 +92,8 @@ class Trainer:
         self.module = module.eval()  # no dropout: a drafter is trained as it drafts
         output = module.get_output_embeddings()
         output.register_forward_pre_hook(self._keep_hidden)
-        self._hidden: Tensor  # of the last pass
-        self.head = HeadModule(output.in_features)
-        self._head_optimizer = torch.optim.AdamW(self.head.parameters(), lr=_HEAD_RATE)
+        self.hidden: Tensor  # what the output layer was given in the last pass
+        self.head = HeadTrainer(output.in_features, training.clip)
         self._generator = torch.Generator().manual_seed(training.seed)
         if gate:
             _put_before_layers(module, gate)
@@ -124,7 +114,7 @@ class Trainer:
             return Update(None, 0, skipped=False, head=self._update_head(traces))
         update, seen = self._update_drafter(traces)
         if head == "joint":
-            update = replace(update, head=self._step_head(seen))
+            update = replace(update, head=self.head.update(seen))
         elif head == "interleaved":
             update = replace(update, head=self._update_head(replay or traces))
         return update
@@ -142,41 +132,34 @@ class Trainer:
             positions += len(terms)
             if self.training.head == "joint":
                 seen.append(self._examples(trace, logits))
-        return self._step(self._optimizer, self._parameters.values(), total, positions), seen
+        parameters = list(self._parameters.values())
+        return take(self._optimizer, parameters, total, positions, self.training.clip), seen
 
     def _update_head(self, traces: Sequence[Trace]) -> Update:
-        return self._step_head([self.look(trace).examples for trace in traces])
-
-    def _step_head(self, seen: Sequence[Examples]) -> Update:
-        self._head_optimizer.zero_grad(set_to_none=True)
-        terms = torch.cat([bce(self.head(one.hidden, one.log_q), one.labels) for one in seen])
-        terms.sum().backward()  # type: ignore[no-untyped-call]
-        return self._step(
-            self._head_optimizer, list(self.head.parameters()), float(terms.detach().sum()), len(terms)
-        )
-
-    def _step(
-        self, optimizer: torch.optim.Optimizer, parameters: Collection[Tensor], total: float, positions: int
-    ) -> Update:
-        for parameter in parameters:
-            if parameter.grad is not None:
-                parameter.grad /= max(positions, 1)
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.training.clip))
-        finite = math.isfinite(total) and math.isfinite(norm)
-        if finite:
-            optimizer.step()
-        return Update(total / max(positions, 1), positions, skipped=not finite)
+        return self.head.update([self.look(trace).examples for trace in traces])
 
     def _examples(self, trace: Trace, logits: Tensor) -> Examples:
-        return examples(self._hidden, logits.detach(), trace, self._pushed, self._generator)
+        return examples(self.hidden[0], logits.detach(), trace, self._pushed, self._generator)
 
     def _keep_hidden(self, layer: Any, given: tuple[Tensor, ...]) -> None:
-        self._hidden = given[0][0].detach()
+        self.hidden = given[0].detach()
 
     def forget_moments(self) -> None:
         """Begin the optimisers anew: their moments belong to weights that were given up."""
         self._optimizer.state.clear()
-        self._head_optimizer.state.clear()
+        self.head.optimizer.state.clear()
+
+    def as_it_came(self, wanted: bool = True) -> AbstractContextManager[None]:
+        """The drafter without its adapter meanwhile, if `wanted` and if it has one."""
+        disabled: AbstractContextManager[None] = (
+            self.module.disable_adapter() if wanted and self.training.rank else contextlib.nullcontext()
+        )
+        return disabled
+
+    @property
+    def usable(self) -> Tensor:
+        """[V_draft] which tokens can be drafted."""
+        return self._pushed.usable
 
     def logits(self, trace: Trace) -> Tensor:
         """The drafter's logits of each token of the answer. [n - prompt, V_draft]"""
@@ -188,10 +171,7 @@ class Trainer:
     def look(self, trace: Trace, *, adapted: bool = True) -> Look:
         """How the drafter would draft an answer now, or, not `adapted`, as it came."""
         trace = trace.tail(self.training.length)
-        as_it_came = (
-            self.module.disable_adapter if not adapted and self.training.rank else contextlib.nullcontext
-        )
-        with torch.no_grad(), as_it_came():
+        with torch.no_grad(), self.as_it_came(not adapted):
             logits = self.logits(trace)
         own = logits.argmax(-1).numpy() == trace.tokens[int(trace.prompt[0]) :]
         return Look(float(own.mean()), self._examples(trace, logits))
@@ -213,24 +193,6 @@ class Trainer:
             for name, parameter in self._parameters.items():
                 parameter.copy_(torch.from_numpy(np.asarray(weights[_saved_name(name)])))
 
-    def head_weights(self) -> Arrays:
-        """The head, as `learn.head.Head` takes it. float32"""
-        return {name: weight.detach().numpy().copy() for name, weight in self.head.state_dict().items()}
-
-    def load_head(self, weights: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from this head.
-
-        Raises:
-            RuntimeError: it is another drafter's.
-        """
-        self.head.load_state_dict(self.head_of(weights).state_dict())
-
-    def head_of(self, weights: Mapping[str, NDArray[Any]]) -> HeadModule:
-        """A head of this drafter with these weights; errors as in `load_head`."""
-        head = HeadModule(self.head.input.in_features - 1)
-        head.load_state_dict({name: torch.from_numpy(np.array(weight)) for name, weight in weights.items()})
-        return head
-
     def optimizer(self) -> Arrays:
         """AdamW's state: two moments a weight, and how many steps it has taken; the head's too."""
         state: Arrays = {}
@@ -242,8 +204,8 @@ class Trainer:
     def _optimized(self) -> Iterator[tuple[str, torch.nn.Parameter, torch.optim.Optimizer]]:
         for name, parameter in self._parameters.items():
             yield _saved_name(name), parameter, self._optimizer
-        for name, parameter in self.head.named_parameters():
-            yield f"head.{name}", parameter, self._head_optimizer
+        for name, parameter in self.head.module.named_parameters():
+            yield f"head.{name}", parameter, self.head.optimizer
 
     def load_optimizer(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Go on from the state of `optimizer`; errors as in `load`."""
@@ -285,6 +247,9 @@ def _with_lora(module: Any, training: Training) -> Any:
     torch.manual_seed(training.seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # PEFT's use of what transformers is to remove
+        warnings.filterwarnings(
+            "ignore", "fan_in_fan_out"
+        )  # it finds out itself that GPT-2's layers are transposed
         return get_peft_model(module, lora_config(LoraConfig, training.rank))
 
 
