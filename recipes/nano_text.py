@@ -4,7 +4,8 @@
 
 `--data`: the task data (GSM8K's training split, MBPP's training and validation splits; nothing else of it is read).
 `--docs`: the sources of Python's documentation, .rst or .rst.txt. `--recordings`: answers of a target to training
-prompts, as `benchmarks/learning.py record` writes them. Python's standard library is taken from the running Python.
+prompts, as `omnidraft experiment` keeps them in the cache folder. Python's standard library is taken from the running
+Python.
 `text/SOURCES.json` says of each part what it is and its licence; `judge.jsonl` beside `text` holds answers kept out of
 it, on which a drafter is judged while it is trained.
 """

@@ -13,16 +13,27 @@ import pytest
 pytest.importorskip("peft")
 
 from tiny_architectures import checkpoint
+from toy import ToyModel, toy_vocab
 
-from omnidraft import cli
+from omnidraft import OmniDraft, cli
 from omnidraft.cache import MANIFEST, sha256_of
+from omnidraft.errors import OptionError
 from omnidraft.experiments import experiment as experiments
-from omnidraft.experiments.experiment import all_cells
+from omnidraft.experiments import learning, live, statistics
+from omnidraft.experiments.claims import more_tokens
+from omnidraft.experiments.draw import draw
+from omnidraft.experiments.experiment import Stream, all_cells
+from omnidraft.experiments.grading import last_number, right
 from omnidraft.experiments.lab import Lab
+from omnidraft.experiments.learning import CACHE
 from omnidraft.experiments.render import page
+from omnidraft.experiments.replay import Memo, Replay, by_prompt
 from omnidraft.experiments.results import Results
 from omnidraft.experiments.runner import foretold, run
+from omnidraft.experiments.sandbox import passes
 from omnidraft.experiments.scales import LAPTOP, PAPER, SCALES, Scale
+from omnidraft.experiments.steptimes import Costs, speedup
+from omnidraft.learn.record import Recorded
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "experiments"
@@ -180,5 +191,249 @@ def test_the_page_of_results_is_what_the_results_say(monkeypatch: pytest.MonkeyP
     )
 
 
-def test_paper_scale_names_every_task() -> None:
+# --- recorded, then replayed ---
+
+
+TARGET = ToyModel(toy_vocab(60, order=2, padding=5), name="target", seed=1)
+DRAFTER = ToyModel(toy_vocab(25, order=1), name="drafter", seed=2)
+
+
+@pytest.mark.parametrize("k", [3, 6])
+@pytest.mark.parametrize(
+    "method", ["text:compare", CACHE, "prefill:compare:splits", "prefill:trie", "ngram:paper"]
+)
+def test_a_replayed_answer_takes_the_steps_it_takes_live(method: str, k: int) -> None:
+    model = OmniDraft(TARGET, DRAFTER)
+    prompts = [" ".join(WORDS.split()[i : i + 3]) for i in range(8)]
+    lived = list(live.answers(model, prompts, method, k=k, max_tokens=40))
+    replay, memo = Replay(model.lexicon, method, k), Memo(DRAFTER.session(), DRAFTER.vocab.width)
+    for prompt, (tokens, _, took) in zip(prompts, lived, strict=True):
+        recorded = Recorded(model.prompt_tokens(prompt), list(tokens), None)
+        replayed = replay.answer(recorded, memo)
+        assert replayed == {name: took[name] for name in replayed}
+    took = by_prompt([took for *_, took in lived])
+    assert sum(took["steps"]) < 0.95 * sum(took["tokens"]), "little was accepted: the test says little"
+
+
+def test_a_stream_is_recorded_once_and_gone_on_with(
+    at_home: Path, tasks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = Lab(LAPTOP, tasks, recordings=at_home)
+    stream = Stream("qwen2.5-coder-0.5b", "smollm2-135m", "mbpp+humaneval", "test", 3, 8)
+    first = lab.stream(stream)
+    longer = lab.stream(replace(stream, answers=5))
+    assert [one.answer for one in longer[:3]] == [one.answer for one in first]
+    assert all(one.trace for one in longer)
+    assert len(list(at_home.iterdir())) == 1
+    monkeypatch.setattr(lab, "model", None)  # what is recorded needs no target
+    assert [one.answer for one in lab.stream(replace(stream, answers=4))] == [
+        one.answer for one in longer[:4]
+    ]
+    sampled = Lab(LAPTOP, tasks, recordings=at_home).stream(replace(stream, temperature=1.0))
+    assert [one.answer for one in sampled] != [one.answer for one in first]
+    with pytest.raises(OptionError, match="has 31 prompts for its test split and 400 are needed"):
+        lab.stream(replace(stream, answers=400))
+
+
+def test_a_task_of_two_takes_as_many_of_each(tasks: Path) -> None:
+    lab = Lab(LAPTOP, tasks)
+    both = lab.prompts("mbpp+humaneval", "test", 6)
+    assert both == lab.prompts("mbpp", "test", 3) + lab.prompts("humaneval", "test", 3)
+    assert lab.prompts("mbpp+humaneval", "train", 4) == lab.prompts("mbpp", "train", 4)
+
+
+@pytest.mark.parametrize("weights", [LAPTOP.lora, LAPTOP.full], ids=["lora", "full"])
+def test_learning_changes_the_drafter_and_is_kept(
+    weights: Any, at_home: Path, tasks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scale = replace(LAPTOP.quick(), train={"gsm8k": 4}, test={"gsm8k": 2})
+    lab = Lab(scale, tasks)
+    cell = learning.setting(scale, "gsm8k", "text", "pushforward", weights=replace(weights, rate=0.05))
+    drafter, train, test = learning.learned(lab, cell)
+    context = list(test[0].trace.tokens[:5]) if test[0].trace else []
+    before = lab.model("smollm2-135m", drafts=True).session().extend(context, 1)
+    after = drafter.session().extend(context, 1)
+    assert abs(after - before).max() > 1e-3
+    if weights.rank:  # an adapter is on disk, and the second time nothing is trained
+        monkeypatch.setattr(learning, "Trainer", None)
+        again = learning.learned(Lab(scale, tasks), cell)[0].session().extend(context, 1)
+        assert abs(again - after).max() < 1e-6
+    assert learning.shuffled(train, 0) == train
+    assert sorted(one.prompt for one in learning.shuffled(train, 1)) == sorted(one.prompt for one in train)
+
+
+def test_the_paper_s_scale_runs_with_tiny_models(
+    home: Path,
+    at_home: Path,
+    tasks: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """All of it but the weights: its settings, half precision, all weights trained."""
+    drafter, target = (
+        home / "models" / name / "checkpoint" for name in ("smollm2-135m", "qwen2.5-coder-0.5b")
+    )
+    words = (
+        "--scale",
+        "paper",
+        "--quick",
+        "--drafter",
+        drafter,
+        "--target",
+        target,
+        "--folder",
+        FOLDER,
+        "--data",
+        tasks,
+    )
+    assert command(monkeypatch, "table6", *words) == 0, capsys.readouterr().err
     assert set(PAPER.train) == set(PAPER.test) == set(PAPER.tasks)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("target", "kind"), [("llama3", "llama"), ("qwen2.5", "qwen2")])
+def test_the_paper_s_families_meet(
+    target: str, kind: str, tmp_path: Path, tasks: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Real tokenizers, the true architectures with random weights: Llama-2's drafter, other families' targets."""
+    from real_tokenizers import folder_of
+    from tiny_architectures import random_checkpoint
+
+    pair = [
+        random_checkpoint(tmp_path / name, shape, folder_of(name))
+        for name, shape in (("llama2", "llama"), (target, kind))
+    ]
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    words = (
+        "--scale",
+        "paper",
+        "--quick",
+        "--drafter",
+        pair[0],
+        "--target",
+        pair[1],
+        "--folder",
+        FOLDER,
+        "--data",
+        tasks,
+    )
+    assert command(monkeypatch, "table1", *words) == 0, capsys.readouterr().err
+
+
+# --- numbers ---
+
+EVEN = dict(
+    tokens=[40] * 30,
+    steps=[10 + i % 3 for i in range(30)],
+    acceptance=[0.5] * 29 + [None],
+    ngram_hits=[0] * 30,
+)
+FASTER = EVEN | dict(steps=[8 + i % 3 for i in range(30)])
+
+
+def test_intervals_hold_the_value_and_shrink_with_prompts() -> None:
+    steps = statistics.tokens_per_step([EVEN])
+    assert steps.value == pytest.approx(40 / 11)
+    assert steps.low < steps.value < steps.high
+    few = statistics.tokens_per_step([{name: values[:6] for name, values in EVEN.items()}])
+    assert few.high - few.low > steps.high - steps.low
+    assert statistics.acceptance([EVEN]).value == pytest.approx(0.5)
+    # Seeds are no more prompts: what they did to one goes together.
+    assert statistics.tokens_per_step([EVEN] * 3) == pytest.approx(steps)
+    paired = statistics.ratio([FASTER], [EVEN])
+    assert paired.low > 1
+    assert statistics.ratio([EVEN], [EVEN]) == (1, 1, 1)
+
+
+def test_speedup_is_what_steps_and_drafts_cost() -> None:
+    its = Costs({1: 10.0, 5: 14.0}, draft=1.0)
+    run = dict(tokens=[30], steps=[10], proposed=[40], drafted=[50])
+    assert its.of(run) == [10 * 14 + 50]
+    assert speedup([run], its).value == pytest.approx(30 * 10 / 190)
+
+
+def test_a_claim_is_judged_by_its_interval(tmp_path: Path) -> None:
+    results = Results(tmp_path / "results.json")
+    claim = more_tokens("", dict(row="new"), dict(row="old"))
+
+    def add(row: str, task: str, seed: int, measured: dict[str, Any]) -> None:
+        results.add(dict(row=row, target="t", task=task, seed=seed), measured, 0, {})
+
+    assert claim.judge(results) is None
+    add("new", "a", 0, FASTER)
+    assert claim.judge(results) is None
+    add("old", "a", 0, EVEN)
+    add("new", "b", 0, EVEN)  # measured on one side only: does not count
+    verdict, said = claim.judge(results) or ("", "")
+    assert verdict == "confirmed"
+    assert "prompts: 30, seeds: 1" in said
+    assert (more_tokens("", dict(row="old"), dict(row="new")).judge(results) or ("",))[0] == "refuted"
+    assert (more_tokens("", dict(row="old"), dict(row="old")).judge(results) or ("",))[0] == "undecided"
+    for row, measured in (("new", FASTER), ("old", EVEN)):
+        add(row, "a", 1, measured)
+    assert "seeds: 2" in (claim.judge(results) or ("", ""))[1]
+
+
+# --- pictures ---
+
+
+def test_pictures_for_light_and_for_dark_pages(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    found = experiments.load(FOLDER, "figure9")
+    results = Results(tmp_path / "figure9.json")
+    assert draw(experiments.load(FOLDER, "table1"), results, tmp_path / "table1.svg") == []
+    for task in ("gsm8k", "mbpp"):
+        measured = dict(tokens=[10, 20, 30], ngrams=[3, 5, 6], exponents=[0.7])
+        results.add(dict(target="t", task=task), measured, 0, {})
+    light, dark = draw(found, results, tmp_path / "figure9.svg")
+    assert [light.name, dark.name] == ["figure9-light.svg", "figure9-dark.svg"]
+    for file, colours in ((light, ("#0072b2", "#d55e00")), (dark, ("#56b4e9", "#e69f00"))):
+        text = file.read_text()
+        assert all(colour in text for colour in colours)
+        assert "gsm8k, t" in text
+    again = light.read_bytes()
+    assert draw(found, results, tmp_path / "figure9.svg")[0].read_bytes() == again
+
+
+# --- grading ---
+
+
+@pytest.mark.parametrize(
+    ("program", "ends_well"),
+    [
+        ("assert sorted([2, 1]) == [1, 2]", True),
+        ("import re, math, collections", True),
+        ("assert 1 == 2", False),
+        ("while True: pass", False),
+        ("x = bytearray(2 << 30)", False),
+        ("open('big', 'wb').write(bytes(2 << 20))", False),
+        ("import socket; socket.create_connection(('127.0.0.1', 9))", False),
+        ("raise SystemExit(0)\nassert False", True),
+    ],
+)
+def test_programs_run_within_limits(program: str, ends_well: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omnidraft.experiments.sandbox._SECONDS", 4)
+    assert passes(program) == ends_well
+
+
+def test_a_program_sees_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "x")
+    assert passes("import os; assert 'SECRET' not in os.environ and not os.listdir('.')")
+
+
+def test_answers_are_graded() -> None:
+    assert last_number("It costs $1,250.50 in all.") == 1250.5
+    assert last_number("none") is None
+    assert right("gsm8k", {"answer": "so 4\n#### 18"}, "The answer is 18.")
+    assert not right("gsm8k", {"answer": "#### 18"}, "The answer is 81.")
+    row = {"test_list": ["assert twice(2) == 4"]}
+    assert right("mbpp", row, "Here:\n```python\ndef twice(x):\n    return 2 * x\n```\nIt doubles.")
+    assert not right("mbpp", row, "```python\ndef twice(x):\n    return x\n```")
+    row = {"prompt": "def f(x):\n", "entry_point": "f", "test": "def check(c):\n    assert c(1) == 2\n"}
+    assert right("humaneval", row, "```python\n    return x + 1\n```")
+    assert right("humaneval", row, "```python\ndef f(x):\n    return x + 1\n```")
+    assert not right("humaneval", row, "")
+    with pytest.raises(OptionError, match="cannot be checked"):
+        right("xsum", {}, "")

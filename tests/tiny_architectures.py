@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import torch
@@ -59,4 +60,19 @@ def checkpoint(folder: Path, name: str, *, merges: int = 60, order: int = 0, see
     transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<eos>"
     ).save_pretrained(folder)
+    return folder
+
+
+def random_checkpoint(folder: Path, name: str, tokenizer: Path) -> Path:
+    """A random model of the named kind for the real tokenizer of a folder."""
+    shutil.copytree(tokenizer, folder)
+    loaded = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tokenizer / "tokenizer.json"))
+    kind, special = CONFIGS[name]
+    ends = [token for token in ("</s>", "<|eot_id|>", "<|im_end|>") if token in loaded.get_vocab()]
+    eos = loaded.convert_tokens_to_ids(ends[0])
+    config = kind(
+        **(_SHAPE | special), vocab_size=len(loaded), bos_token_id=None, eos_token_id=eos, pad_token_id=eos
+    )
+    torch.manual_seed(0)
+    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
     return folder
