@@ -6,7 +6,7 @@
     python benchmarks/head.py score results/head.json WORK... --costs COSTS.json
     python benchmarks/head.py table results/head.json
 
-Recordings are those of `benchmarks/learning.py record`. `train` trains the drafter on a stream and three heads beside
+Recordings are those that `omnidraft experiment losses` keeps in `recordings` of the cache folder. `train` trains the drafter on a stream and three heads beside
 it: `only` behind the drafter as it came, `joint` on the same batches, `interleaved` on answers drawn from those seen (a
 head never changes what the drafter learns, so the last two share it). `draft` lets both drafters write ahead at every
 position of the test answers and asks the heads about each token. From that `score` decodes under any policy exactly:
