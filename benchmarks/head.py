@@ -6,12 +6,13 @@
     python benchmarks/head.py score results/head.json WORK... --costs COSTS.json
     python benchmarks/head.py table results/head.json
 
-Recordings are those that `omnidraft experiment losses` keeps in `recordings` of the cache folder. `train` trains the drafter on a stream and three heads beside
-it: `only` behind the drafter as it came, `joint` on the same batches, `interleaved` on answers drawn from those seen (a
-head never changes what the drafter learns, so the last two share it). `draft` lets both drafters write ahead at every
-position of the test answers and asks the heads about each token. From that `score` decodes under any policy exactly:
-the accepted and drafted tokens are the real ones. Time is a ledger, as wall time on a busy machine is noise: t_draft a
-draft token and t_verify(m) a pass over m. `train` and `draft` stop after `--minutes`; the same command goes on.
+Recordings are those that `omnidraft experiment losses` keeps in `recordings` of the cache folder. `train` trains the
+drafter on a stream and three heads beside it: `only` behind the drafter as it came, `joint` on the same batches,
+`interleaved` on answers drawn from those seen (a head never changes what the drafter learns, so the last two share it).
+`draft` lets both drafters write ahead at every position of the test answers and asks the heads about each token. From
+that `score` decodes under any policy exactly: the accepted and drafted tokens are the real ones. Time is a ledger, as
+wall time on a busy machine is noise: t_draft a draft token and t_verify(m) a pass over m. `train` and `draft` stop
+after `--minutes`; the same command goes on.
 """
 
 from __future__ import annotations
