@@ -31,7 +31,7 @@ import omnidraft
 from omnidraft import hub
 from omnidraft.provenance import provenance
 
-LENGTHS = (4, 16, 16, 64, 128, 256)
+LENGTHS = (4, 16, 16, 32, 64, 128)  # tokens of answers
 LEAVING, MALFORMED = 0.10, 0.05
 WORDS = (
     "the",
@@ -79,7 +79,7 @@ def plan(count: int, seed: int) -> list[Ask]:
             body, status = generator.choice(BAD)
             asks.append(Ask("malformed", body, status))
             continue
-        prompt = " ".join(generator.choices(WORDS, k=generator.choice((5, 40, 300))))
+        prompt = " ".join(generator.choices(WORDS, k=generator.choice((5, 40, 200))))
         options: dict[str, Any] = {"max_tokens": generator.choice(LENGTHS), "temperature": 0.0}
         if generator.random() < 0.5:
             options |= {"temperature": 0.8, "seed": generator.randrange(1000)}
@@ -191,10 +191,13 @@ def shrunk(name: str, folder: Path) -> str:
 
     source = hub.pull(name)
     config = AutoConfig.from_pretrained(source)
+    layers = 2
     config.update(
-        dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2)
-        | dict(num_key_value_heads=1, layer_types=None, head_dim=32)
+        dict(hidden_size=64, intermediate_size=128, num_hidden_layers=layers, num_attention_heads=2)
+        | dict(num_key_value_heads=1, head_dim=32)
     )
+    if getattr(config, "layer_types", None):
+        config.layer_types = ["full_attention"] * layers
     torch.manual_seed(0)
     module = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
@@ -254,8 +257,9 @@ def measure(target: str, drafter: str, given: argparse.Namespace) -> dict[str, A
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert server.stderr
     try:
-        said = server.stderr.readline()
-        port = int(said.rpartition("/v1")[0].rpartition(":")[2])
+        said = next(line for line in server.stderr if "/v1" in line)
+        port = int(said.partition("/v1")[0].rpartition(":")[2])
+        threading.Thread(target=server.stderr.read, daemon=True).start()  # a full pipe would stop the server
         load = Load(port, server.pid, asks)
         before = resident(server.pid)
         seconds = load.run(given.clients)
@@ -285,7 +289,9 @@ def measure(target: str, drafter: str, given: argparse.Namespace) -> dict[str, A
     }
 
 
-def _spread(seconds: list[float]) -> dict[str, float]:
+def _spread(seconds: list[float]) -> dict[str, float] | None:
+    if len(seconds) < 2:
+        return None
     return {"median": median(seconds), "p95": quantiles(seconds, n=20)[-1], "most": max(seconds)}
 
 

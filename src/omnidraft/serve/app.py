@@ -52,6 +52,7 @@ def run(settings: Settings, load: Callable[[str], OmniDraft], *, started: Callab
         server = Server(settings, load)
         try:
             server.targets.get("")
+            listening.listen()  # who was told the address may come at once
             host = f"[{settings.host}]" if ":" in settings.host else settings.host
             started(f"http://{host}:{listening.getsockname()[1]}")
             logging.basicConfig(format="%(asctime)s %(name)s: %(message)s")
