@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 import time
 from typing import Any
@@ -71,6 +72,9 @@ def test_only_loopback_names_are_answered_and_no_other_site_may_read() -> None:
             assert up.http.get("/v1/models", headers={"Host": host}).status_code == status, host
         asked = up.http.post("/v1/chat/completions", json=CHAT, headers={"Origin": "https://evil.example"})
         assert not [name for name in asked.headers if name.startswith("access-control")]
+        for kind in ({}, {"Content-Type": "text/plain"}):  # what a page may send without asking first
+            simple = up.http.post("/v1/chat/completions", content=json.dumps(CHAT).encode(), headers=kind)
+            assert simple.status_code == 400
         preflight = up.http.options(
             "/v1/chat/completions",
             headers={"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"},

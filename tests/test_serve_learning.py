@@ -113,6 +113,22 @@ def test_profiles_are_chosen_by_header_or_user_and_forgotten(
     assert {info.key.name for info in store.profiles()} == {"anna", "carl"}
 
 
+def test_profiles_are_not_made_without_end(
+    drafter: HuggingFaceModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("omnidraft.serve.profiles._MOST", 1)
+    with served(
+        lambda name: OmniDraft(TARGET, drafter), ProfileStore(tmp_path), learn="idle", profiles=1
+    ) as up:
+        up.server.profiles._limit = 0  # each is closed, and so saved, when another comes
+        assert up.ask("the flake", max_tokens=5, user="anna").status_code == 200
+        assert up.ask("the flake", max_tokens=5, user="ben").status_code == 200
+        refused = up.ask("the flake", max_tokens=5, user="carl")
+        assert refused.status_code == 400
+        assert "there are 1 profiles" in refused.json()["error"]["message"]
+        assert up.ask("the flake", max_tokens=5, user="anna").status_code == 200
+
+
 def test_forgetting_waits_for_answers_under_way(drafter: HuggingFaceModel, tmp_path: Path) -> None:
     with served(lambda name: OmniDraft(TARGET, drafter), ProfileStore(tmp_path), learn="idle") as up:
         answers: list[httpx.Response] = []

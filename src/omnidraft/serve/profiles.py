@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from omnidraft.learn.learner import Learner
 
 _CURVE = 500  # looks at held-out answers kept
+_MOST = 1000  # profiles on disk: any client may name another
 
 Key = tuple[str, str]  # target, profile
 
@@ -54,6 +55,7 @@ class Profiles:
         """The learner of a profile; others that are not in use are closed when there are too many.
 
         Raises:
+            ApiError: there are too many (400).
             ProfileError: it cannot be read, or another process holds it.
             OptionError: the extra for learning is missing.
         """
@@ -62,6 +64,9 @@ class Profiles:
         key = (target.name, name)
         learner = self._open.pop(key, None)
         if learner is None:
+            names = [(info.key.target, info.key.name) for info in self.listed()]
+            if len(names) >= _MOST and key not in names:
+                raise ApiError(400, f"there are {_MOST} profiles; delete one, or choose one of them")
             for old in [key for key in self._open if key not in in_use][: len(self._open) + 1 - self._limit]:
                 self._close(old)
             learner = target.model.learn(self.when, profile=name, store=self._store)

@@ -302,7 +302,9 @@ class Worker:
         try:
             work()
         except Exception as error:
-            if isinstance(error, OmniDraftError):
+            if isinstance(error, ApiError):
+                failure = error
+            elif isinstance(error, OmniDraftError):
                 failure = as_api_error(error)
             else:
                 _log.exception("an answer failed")
