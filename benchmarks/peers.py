@@ -77,8 +77,9 @@ of weights first.
 CANNOT = """What the others cannot do, as of the versions above:
 
 - llama-cpp-python drafts by n-grams of the context alone; it has no drafting by a model.
-- OpenVINO GenAI drafts by prompt look-up, or by a model of the target's own vocabulary; the drafter here has another. Its
-  prompt look-up does not run the int8 graph (its paged attention refuses it), so it runs what GenAI makes of the GGUF file.
+- OpenVINO GenAI drafts by prompt look-up, or by a model of the target's own vocabulary; the drafter here has another.
+  Its prompt look-up does not run the int8 graph (its paged attention refuses it), so it runs what GenAI makes of the
+  GGUF file.
 - transformers' assisted generation crosses vocabularies, but drafts on where that does not pay, and does not learn.
 """
 PEERS = ("llama-cpp-python", "openvino", "openvino-genai")  # beside those that provenance names
