@@ -39,7 +39,8 @@ from omnidraft.tasks import load_task
 
 PLAIN, ADAPTED = ", plain", ", adapted"
 PAGE, PICTURE = Path("docs/benchmarks.md"), Path("docs/pictures/benchmarks.svg")
-WEIGHTS = {"transformers": "float32", "llamacpp": "Q4_K_M", "openvino": "int8"}  # of each engine
+# engine -> its weights; GenAI reads a GGUF file into a graph of its own
+WEIGHTS = {"transformers": "float32", "llamacpp": "Q4_K_M", "openvino": "int8", "genai": "Q4_K_M"}
 # contender -> engine, and whether it decodes plainly
 CONTENDERS = {
     "transformers": ("transformers", True),
@@ -47,10 +48,11 @@ CONTENDERS = {
     "llama.cpp": ("llamacpp", True),
     "llama.cpp, n-grams": ("llamacpp", False),
     "OpenVINO GenAI": ("openvino", True),
-    "OpenVINO GenAI, prompt look-up": ("openvino", False),
+    "OpenVINO GenAI on GGUF": ("genai", True),
+    "OpenVINO GenAI on GGUF, prompt look-up": ("genai", False),
     **{
         f"omnidraft on {engine}{how}": (engine, how == PLAIN)
-        for engine in WEIGHTS
+        for engine in ("transformers", "llamacpp", "openvino")
         for how in (PLAIN, "", ADAPTED)
     },
 }
@@ -76,6 +78,8 @@ CANNOT = """What the others cannot do, as of the versions above:
 
 - llama-cpp-python drafts by n-grams of the context alone; it has no drafting by a model.
 - OpenVINO GenAI drafts by prompt look-up, or by a model of the target's own vocabulary; the drafter here has another.
+  Its prompt look-up does not run the int8 graph (its paged attention refuses it), so it runs what GenAI makes of the
+  GGUF file.
 - transformers' assisted generation crosses vocabularies, but drafts on where that does not pay, and does not learn.
 """
 PEERS = ("llama-cpp-python", "openvino", "openvino-genai")  # beside those that provenance names
@@ -169,7 +173,7 @@ def llama_cpp(job: Job) -> Contender:
 
 
 def genai(job: Job) -> Contender:
-    """OpenVINO GenAI's pipeline over the files that our engine runs."""
+    """OpenVINO GenAI's pipeline over the files that our engine runs, or over the GGUF file."""
     import numpy as np
     import openvino as ov
     import openvino_genai
@@ -179,11 +183,15 @@ def genai(job: Job) -> Contender:
     from omnidraft.cache import home_of
 
     look_up = "look-up" in job.contender
-    settings: dict[str, Any] = {"prompt_lookup": True} if look_up else {"ATTENTION_BACKEND": "SDPA"}
-    graph = home_of(job.target) / "openvino-int8" / "openvino_model.xml"
-    tokenizer = AutoTokenizer.from_pretrained(hub.resolve(job.target))
-    with tempfile.TemporaryDirectory() as folder:
-        model = pipeline(graph, tokenizer, Path(folder), INFERENCE_NUM_THREADS=job.threads, **settings)
+    settings: dict[str, Any] = {"INFERENCE_NUM_THREADS": job.threads}
+    settings |= {"prompt_lookup": True} if look_up else {"ATTENTION_BACKEND": "SDPA"}
+    if CONTENDERS[job.contender][0] == "genai":
+        model = openvino_genai.LLMPipeline(str(hub.pull_gguf(job.target)), "CPU", **settings)
+    else:
+        graph = home_of(job.target) / "openvino-int8" / "openvino_model.xml"
+        tokenizer = AutoTokenizer.from_pretrained(hub.resolve(job.target))
+        with tempfile.TemporaryDirectory() as folder:
+            model = pipeline(graph, tokenizer, Path(folder), **settings)
     config = openvino_genai.GenerationConfig(max_new_tokens=job.max_tokens, do_sample=False)
     config.stop_token_ids = set(job.ends)
     config.include_stop_str_in_output = True
@@ -243,7 +251,7 @@ def maker(contender: str) -> Callable[[Job], Contender]:
     """What loads a contender."""
     if contender.startswith("omnidraft"):
         return ours
-    return {"transformers": transformers, "llamacpp": llama_cpp, "openvino": genai}[CONTENDERS[contender][0]]
+    return {"transformers": transformers, "llamacpp": llama_cpp}.get(CONTENDERS[contender][0], genai)
 
 
 def work(job: Job) -> Iterator[dict[str, Any]]:
