@@ -18,8 +18,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from omnidraft import OmniDraft
 from omnidraft.backends.huggingface import HuggingFaceModel
 from omnidraft.errors import OptionError
-from omnidraft.learn.learner import Learner, Learning
+from omnidraft.learn.learner import Learner
 from omnidraft.learn.profile import Arrays, ProfileStore
+from omnidraft.learn.settings import Learning
 from omnidraft.learn.traces import Trace
 from omnidraft.learn.trainer import Trainer, Training
 from omnidraft.session import feed

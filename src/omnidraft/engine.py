@@ -333,7 +333,7 @@ class OmniDraft:
     ) -> Learner:
         """Let the drafter learn from every answer from now on (extra `learn`); the next request drafts with it.
 
-        `when`, `budget`, `gamma`: see `omnidraft.learn.learner.Learning`; `off` uses a profile as it is. `training`:
+        `when`, `budget`, `gamma`: see `omnidraft.learn.settings.Learning`; `off` uses a profile as it is. `training`:
         the fields of `omnidraft.learn.trainer.Training`. With a `profile` what was learned is kept on disk and gone on
         from; to switch to another, or back, call this again, which takes no time for one that was used before.
 

@@ -12,9 +12,9 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, fields, replace
 from time import perf_counter
-from typing import Any, Literal, Protocol, cast, get_args
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +22,12 @@ from numpy.typing import NDArray
 from omnidraft.drafting import Stop
 from omnidraft.errors import NGramFileError, OptionError
 from omnidraft.hub import weights_fingerprint
+from omnidraft.learn.account import Account
 from omnidraft.learn.guard import Guard
 from omnidraft.learn.head import Head, HeadTrainer
 from omnidraft.learn.profile import Arrays, Document, Part, Profile, ProfileKey, ProfileStore
 from omnidraft.learn.replay import Replay, pack, unpack
+from omnidraft.learn.settings import Learning, When
 from omnidraft.learn.traces import Trace, Tracer
 from omnidraft.learn.trainer import Trainer, Training, adapter_document
 from omnidraft.learn.updates import Update
@@ -33,7 +35,6 @@ from omnidraft.lookup import END, History
 from omnidraft.ngrams import Trie
 from omnidraft.session import Model
 
-When = Literal["off", "between", "idle"]
 _REPLAY = 64 << 20  # bytes
 _HISTORY = 1 << 17  # tokens, 2 MB
 _SAVE_EVERY = 30.0  # seconds; what a crash can lose
@@ -49,54 +50,6 @@ class Adaptable(Model, Protocol):
 
     def adapted(self, adapter: Any, scale: float = 1.0) -> Model:
         """See `omnidraft.backends.huggingface.HuggingFaceModel.adapted`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Learning:
-    """When and how to learn.
-
-    when: `between` requests, right after an answer is out; `idle`, in the background, which yields at once when a
-    request comes; or `off`, when a profile is used as it is. budget: the share of wall time that learning may take
-    under `between`. held_out: every so many answers one is never trained on, and judges the others. gamma: a draft
-    ends where its chance to be accepted as a whole falls below 1 - gamma, by the head.
-
-    Raises:
-        OptionError: a value outside its range.
-    """
-
-    when: When = "between"
-    budget: float = 0.3
-    held_out: int = 10
-    gamma: float = 0.5
-    training: Training = field(default_factory=Training)
-
-    def __post_init__(self) -> None:
-        if self.when not in get_args(When):
-            raise OptionError(f"unknown learn {self.when!r}; use one of {', '.join(get_args(When))}")
-        if not 0 < self.budget <= 1:
-            raise OptionError(f"budget is {self.budget}; it is a share of the time, above 0 and at most 1")
-        if not 0 <= self.gamma <= 1:
-            raise OptionError(f"gamma is {self.gamma}; it is a probability, 0 to 1")
-        if self.held_out < 2:
-            raise OptionError(f"held_out is {self.held_out}; it must be 2 or more")
-
-
-@dataclass(slots=True)
-class Account:
-    """What learning has come to so far; saved with the profile."""
-
-    answers: int = 0
-    held_out: int = 0
-    untraced: int = 0  # answers that the drafter's vocabulary cannot spell
-    positions: int = 0  # draft tokens with a teacher
-    skipped_positions: int = 0  # without one
-    updates: int = 0
-    skipped_updates: int = 0  # not finite
-    reverted: int = 0
-    loss: float | None = None  # of the last update, nats a position
-    head_updates: int = 0
-    head_loss: float | None = None
-    seconds: float = 0.0  # of learning, all of it
 
 
 class Learner:
@@ -267,7 +220,10 @@ class Learner:
             return None
         with self._turn:
             del self._fresh[: len(batch)]
-        self._count(update, spoiled)
+        self.account.count(update)
+        if spoiled:
+            self.account.reverted += 1
+            _log.warning("held-out answers were drafted worse: what was learned last is taken back")
         self._optimizer = trainer.optimizer()
         if update.loss is not None:
             self._adapter = trainer.weights()
@@ -280,19 +236,6 @@ class Learner:
         if perf_counter() - self._saved > _SAVE_EVERY:
             self.save()
         return update
-
-    def _count(self, update: Update, spoiled: bool) -> None:
-        account, head = self.account, update.head
-        if update.loss is not None:
-            account.loss = update.loss
-            account.updates += not update.skipped
-        if head:
-            account.head_loss = head.loss
-            account.head_updates += not head.skipped
-        account.skipped_updates += update.skipped + (head is not None and head.skipped)
-        if spoiled:
-            account.reverted += 1
-            _log.warning("held-out answers were drafted worse: what was learned last is taken back")
 
     def stop(self) -> Stop | None:
         """What ends a draft early: the head, once there is one."""

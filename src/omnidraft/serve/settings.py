@@ -24,7 +24,7 @@ class Settings:
     seconds of a request, waiting included. patience: seconds that a client may take to send a request, or to read
     what is ready for it. body_limit: bytes of a request. context_limit: tokens of a prompt and its answer, if fewer
     than the target's. part: prompt tokens fed in one turn. learn: when drafters learn, see
-    `omnidraft.learn.learner.Learning`. profile: what they learn into where a request names none. profiles: how many
+    `omnidraft.learn.settings.Learning`. profile: what they learn into where a request names none. profiles: how many
     stay open at once. options: fields of `omnidraft.Options` for every request.
 
     Raises:
