@@ -8,7 +8,7 @@ from omnidraft.experiments.learning import CACHE, setting
 
 def rises(results):
     for _, runs in results.groups("target", "task", row="hybrid"):
-        before, after = (statistics.hits_per_step(own) for own in (parted(runs, 2) * 2)[:2])
+        before, after = (statistics.per_step(own, "ngram_hits") for own in (parted(runs, 2) * 2)[:2])
         return statistics.above(
             after, before
         ), f"accepted n-grams a step {before.text()}, then {after.text()}"
@@ -28,7 +28,7 @@ class Figure8(Curve):
         rows = []
         for values, runs in results.groups("target", "task", "row"):
             for i, own in enumerate(parted(runs, 2)):
-                rate, hits = statistics.ngram_acceptance(own), statistics.hits_per_step(own)
+                rate, hits = statistics.ngram_acceptance(own), statistics.per_step(own, "ngram_hits")
                 rows.append(
                     (*values, f"{i + 1} of 2", len(runs), len(own[0]["at"]), rate.text(), hits.text())
                 )

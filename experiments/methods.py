@@ -34,6 +34,11 @@ PAIRS = [  # whose ratios are shown
 class Methods(Experiment):
     title = "Proposals and rules"
     claims = tuple(
+        more_tokens(f"N-grams help at k = {k}, without learning.",
+                    dict(method="ngram:compare:nosplits", temperature=0.0, k=k, who=""),
+                    dict(method="direct:compare:nosplits", temperature=0.0, k=k, who=""))
+        for k in (4, 8)
+    ) + tuple(
         more_tokens(f"(ours) {text} beats the paper's cache, k = {k}.",
                     dict(method=method, temperature=0.0, k=k, who=""),
                     dict(method="ngram:compare:nosplits", temperature=0.0, k=k, who=""))

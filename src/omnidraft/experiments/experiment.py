@@ -52,7 +52,11 @@ class Experiment(ABC):
 
     title: str
     paper: str = ""  # the paper's numbers, in Markdown; empty for our own experiments
-    claims: Sequence[Claim] = ()
+
+    @property
+    def claims(self) -> Sequence[Claim]:
+        """What the paper says, or we do, that the results can confirm or refute."""
+        return ()
 
     @abstractmethod
     def cells(self, scale: Scale) -> Iterator[Cell]:
@@ -122,7 +126,7 @@ def load(folder: Path, name: str) -> Experiment:
     """
     known = names(folder)
     if name not in known:
-        raise OptionError(f"unknown experiment {name!r}; use one of {', '.join(known)}, list or render")
+        raise OptionError(f"unknown experiment {name!r}; use one of {', '.join(known)}, list, render or data")
     spec = importlib.util.spec_from_file_location(f"experiments.{name}", folder / f"{name}.py")
     if spec is None or spec.loader is None:
         raise OptionError(f"{folder / name}.py is not a Python file; write an Experiment in it")
