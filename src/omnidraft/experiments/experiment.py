@@ -51,7 +51,8 @@ class Experiment(ABC):
     """A table or a figure. A file in the folder of experiments defines one subclass; the file's name is its name."""
 
     title: str
-    paper: str = ""  # the paper's numbers, in Markdown; empty for our own experiments
+    paper: str = ""  # what the paper found, in Markdown; empty for our own experiments
+    differs: str = ""  # where ours cannot be the paper's, and why
 
     @property
     def claims(self) -> Sequence[Claim]:

@@ -71,6 +71,8 @@ def _section(name: str, found: Experiment, own: Results) -> Iterator[str]:
     missing = [cell for cell in cells if cell not in own]
     if len(own):
         yield f"{found.report(own)}\n"
+        if found.differs:
+            yield f"Beside the paper's: {found.differs}\n"
         light, dark = (PICTURES / f"{name}-{page}.svg" for page in ("light", "dark"))
         if light.exists():
             yield (
