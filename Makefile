@@ -22,7 +22,7 @@ test: setup
 	$(BIN)/pytest
 
 test-full: setup
-	CMAKE_ARGS=-DLLAVA_BUILD=OFF $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[llamacpp]'
+	CMAKE_ARGS=-DLLAVA_BUILD=OFF $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[llamacpp]' bitsandbytes torchao
 	sh tests/chromium.sh
 	$(BIN)/pytest --full
 

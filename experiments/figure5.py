@@ -3,7 +3,7 @@
 from omnidraft.experiments import statistics
 from omnidraft.experiments.curves import Curve, parted
 from omnidraft.experiments.experiment import Claim
-from omnidraft.experiments.learning import CACHE, DIRECT, setting
+from omnidraft.experiments.learning import CACHE, DIRECT, SHORTER, setting
 
 ROWS = {"without n-grams": ("direct", DIRECT), "with n-grams": ("hybrid", CACHE)}
 
@@ -20,6 +20,7 @@ def recovers(results):
 class Figure5(Curve):
     title = "Figure 5: the domain changes"
     paper = "acceptance drops at the change from GSM8K to code, then recovers, better with the cache."
+    differs = SHORTER
     claims = (Claim("Recovery after a change of domain is better with n-grams.", recovers),)
     parts = 4  # the change is after the second
 

@@ -2,7 +2,7 @@
 
 from omnidraft.experiments.curves import Curve
 from omnidraft.experiments.experiment import Stream
-from omnidraft.experiments.learning import CACHE, DIRECT, setting
+from omnidraft.experiments.learning import CACHE, DIRECT, SHORTER, setting
 
 ROWS = {"without n-grams": ("direct", DIRECT), "with n-grams": ("hybrid", CACHE)}
 
@@ -10,6 +10,7 @@ ROWS = {"without n-grams": ("direct", DIRECT), "with n-grams": ("hybrid", CACHE)
 class Figure6(Curve):
     title = "Figure 6: the target changes"
     paper = "switching from Qwen2.5-14B to 7B and back costs little, less with the cache."
+    differs = SHORTER
     parts = 3  # the second is the other target's
 
     def cells(self, scale):

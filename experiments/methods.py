@@ -34,6 +34,11 @@ PAIRS = [  # whose ratios are shown
 class Methods(Experiment):
     title = "Proposals and rules"
     claims = tuple(
+        more_tokens(f"N-grams help at k = {k}, without learning.",
+                    dict(method="ngram:compare:nosplits", temperature=0.0, k=k, who=""),
+                    dict(method="direct:compare:nosplits", temperature=0.0, k=k, who=""))
+        for k in (4, 8)
+    ) + tuple(
         more_tokens(f"(ours) {text} beats the paper's cache, k = {k}.",
                     dict(method=method, temperature=0.0, k=k, who=""),
                     dict(method="ngram:compare:nosplits", temperature=0.0, k=k, who=""))
@@ -71,42 +76,44 @@ class Methods(Experiment):
 
     def report(self, results):
         parts = []
-        for (temperature, k), _ in results.groups("temperature", "k"):
-            tasks = [task for (task,), _ in results.groups("task", temperature=temperature, k=k)]
+        for size, _ in results.groups("temperature", "k", "tokens"):
+            own = dict(zip(("temperature", "k", "tokens"), size, strict=True))
+            tasks = [task for (task,), _ in results.groups("task", **own)]
             rows = []
-            for (who, method), _ in results.groups("who", "method", temperature=temperature, k=k):
+            for (who, method), _ in results.groups("who", "method", **own):
                 row = [f"{who} {method}".strip()]
                 for task in tasks:
-                    runs = results.find(task=task, temperature=temperature, k=k, who=who, method=method)
+                    runs = results.find(task=task, who=who, method=method, **own)
                     row += [
-                        statistics.acceptance(runs).text(".3f") if runs else None,
-                        statistics.tokens_per_step(runs).text() if runs else None,
+                        told(statistics.acceptance, runs, ".3f"),
+                        told(statistics.tokens_per_step, runs, ".2f"),
                     ]
                 rows.append(row)
             head = [
                 "method",
                 *(f"{task}: {what}" for task in tasks for what in ("acceptance", "tokens a step")),
             ]
-            counts = {
-                statistics.prompts(runs) for _, runs in results.groups("task", temperature=temperature, k=k)
-            }
+            prompts = max(statistics.prompts(runs) for _, runs in results.groups("task", **own))
             parts += [
-                f"### Temperature {temperature:g}, k = {k}, {' or '.join(map(str, counts))} prompts a task",
+                f"### Temperature {own['temperature']:g}, k = {own['k']}, {own['tokens']} tokens, {prompts} prompts a task",
                 markdown.table(head, rows),
                 markdown.table(
                     ("method", "against", "tokens a step, as a multiple, all tasks"),
-                    self.ratios(results, temperature, k),
+                    self.ratios(results, own),
                 ),
             ]
         return "\n\n".join(parts)
 
-    def ratios(self, results, temperature, k):
+    def ratios(self, results, own):
         for one, other in PAIRS:
-            sides = [self.named(name) | dict(temperature=temperature, k=k) for name in (one, other)]
-            both = pooled(results, *sides, ("task",))
+            both = pooled(results, self.named(one) | own, self.named(other) | own, ("task",))
             if both:
                 yield one, other, statistics.ratio(*both).text(".3f")
 
     def named(self, name):
         who, _, method = name.rpartition(" ")
         return dict(who=who, method=method)
+
+
+def told(measure, runs, form):
+    return measure(runs).text(form) if runs else None

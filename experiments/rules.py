@@ -7,7 +7,7 @@ from omnidraft.experiments.replay import by_prompt
 
 METHODS = ["prefill:trie:splits", "prefill:paper", "ngram:trie:splits", "ngram:paper", "direct:trie:splits",
            "prefill:compare:splits", "text:compare"]  # fmt: skip
-TEMPERATURES = (1.0, 0.5, 0.0)
+TEMPERATURES = (1.0, 0.5)
 
 
 class Rules(Experiment):

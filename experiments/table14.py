@@ -3,7 +3,6 @@
 import numpy as np
 
 from omnidraft.experiments import markdown, statistics
-from omnidraft.experiments.claims import pooled
 from omnidraft.experiments.experiment import Claim, Experiment
 from omnidraft.experiments.replay import Replay
 from omnidraft.learn.record import Recorded
@@ -21,12 +20,10 @@ METHOD = "ngram:compare:splits"
 def lfu_wins(results):
     said, verdicts = [], []
     for (who, source), _ in results.groups("who", "source"):
-        sides = pooled(
-            results, *(dict(who=who, source=source, share=0.25, policy=p) for p in ("lfu", "lru")), ()
-        )
-        if sides:
-            (lfu, *_), (lru, *_) = sides
-            found = statistics.mean(np.subtract(lfu["ngram_hits"], lru["ngram_hits"]))
+        quarter = dict(who=who, source=source, share=0.25)
+        lfu, lru = (results.find(**quarter, policy=policy) for policy in ("lfu", "lru"))
+        if lfu and lru:
+            found = statistics.mean(np.subtract(lfu[0]["ngram_hits"], lru[0]["ngram_hits"]))
             verdicts.append(statistics.above(found, statistics.exactly(0)))
             said.append(f"{source}, {who or 'real'} drafter: {found.text('.3f')} more hits an answer")
     if not said:
@@ -38,6 +35,10 @@ def lfu_wins(results):
 class Table14(Experiment):
     title = "Table 14: eviction"
     paper = "no cache 0.219 1.29x; at a quarter of the size LFU 0.259, LRU 0.254; the whole 0.267 (code)."
+    differs = (
+        "hits are counted with a drafter that writes the answer itself, where nothing but the cache can fail; "
+        "so acceptance is far above the paper's, and the order of the policies is what can be compared."
+    )
     claims = (Claim("LFU beats LRU at a quarter of the size.", lfu_wins),)
 
     def cells(self, scale):

@@ -3,7 +3,7 @@
 from omnidraft.experiments import markdown
 from omnidraft.experiments.claims import more_tokens
 from omnidraft.experiments.experiment import Experiment
-from omnidraft.experiments.learning import CACHE, setting, tested
+from omnidraft.experiments.learning import CACHE, SHORTER, setting, tested
 
 PAPER = {  # by the place of the target: Qwen2.5 7B, 14B, 32B, with Llama-68M after learning
     "gsm8k": ("0.401 1.66x", "0.407 1.92x", "0.42 2.05x"),
@@ -17,6 +17,7 @@ class Table3(Experiment):
         "with a larger target acceptance stays and the speedup grows; a drafter of 160M accepts more (0.47 to 0.49) "
         "and is slower (1.12x to 1.62x)."
     )
+    differs = SHORTER
     claims = (
         more_tokens("A larger drafter is accepted more often.", dict(size="larger"), dict(size="small")),
     )

@@ -3,7 +3,7 @@
 from omnidraft.experiments import markdown
 from omnidraft.experiments.claims import more_tokens
 from omnidraft.experiments.experiment import Experiment
-from omnidraft.experiments.learning import CACHE, DIRECT, setting, tested
+from omnidraft.experiments.learning import CACHE, DIRECT, SHORTER, setting, tested
 
 ROWS = {
     "SpDDM": (None, DIRECT),
@@ -22,6 +22,7 @@ PAPER = {  # acceptance, speedup, hits a step
 class Table5(Experiment):
     title = "Table 5: effect of the n-gram cache"
     paper = "n-grams help at every k, and more with the hybrid loss (Llama3-8B, GSM8K; acceptance, speedup, hits)."
+    differs = SHORTER
     claims = tuple(
         more_tokens(
             f"N-grams help at k = {k}, {what}.", dict(row=f"{row} + n-grams", k=k), dict(row=row, k=k)

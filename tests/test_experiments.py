@@ -6,6 +6,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from omnidraft.experiments.claims import more_tokens
 from omnidraft.experiments.draw import draw
 from omnidraft.experiments.experiment import Stream, all_cells
 from omnidraft.experiments.grading import last_number, right
+from omnidraft.experiments.hubdata import SETS
 from omnidraft.experiments.lab import Lab
 from omnidraft.experiments.learning import CACHE
 from omnidraft.experiments.render import page
@@ -94,7 +96,24 @@ def command(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
     return int(stop.value.code or 0)
 
 
-@pytest.mark.parametrize("name", NAMES)
+# These only differ from others in their settings.
+LIKE_OTHERS = {
+    "table3",
+    "table5",
+    "table6",
+    "table11",
+    "table12",
+    "losses",
+    "heads",
+    "figure2",
+    "figure6",
+    "figure8",
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.full) if name in LIKE_OTHERS else name for name in NAMES]
+)
 def test_an_experiment_runs_quickly_and_keeps_nothing(
     name: str, at_home: Path, tasks: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -172,16 +191,13 @@ def test_a_dry_run_tells_what_and_how_long(
     told = capsys.readouterr().out
     found = experiments.load(FOLDER, name)
     cells = all_cells(found, scale, scale.seeds)
+    pairs = [(found, cell) for cell in cells]
     assert told.count("\nrun ") == len(cells)
     assert f"scale {scale.name}: {len(cells)} cells" in told
     assert len({json.dumps(cell) for cell in cells}) == len(cells), "two cells of one setting"
     slower = replace(scale.times, draft=2 * scale.times.draft, target=2 * scale.times.target)
     slower = replace(slower, record=2 * scale.times.record, train=2 * scale.times.train)
-    assert (
-        foretold(found, cells, scale.times)
-        <= foretold(found, cells, slower)
-        <= 2 * foretold(found, cells, scale.times)
-    )
+    assert foretold(pairs, scale.times) <= foretold(pairs, slower) <= 2 * foretold(pairs, scale.times)
 
 
 def test_the_page_of_results_is_what_the_results_say(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,14 +265,14 @@ def test_learning_changes_the_drafter_and_is_kept(
     scale = replace(LAPTOP.quick(), train={"gsm8k": 4}, test={"gsm8k": 2})
     lab = Lab(scale, tasks)
     cell = learning.setting(scale, "gsm8k", "text", "pushforward", weights=replace(weights, rate=0.05))
-    drafter, train, test = learning.learned(lab, cell)
+    its, train, test = learning.learned(lab, cell)
     context = list(test[0].trace.tokens[:5]) if test[0].trace else []
     before = lab.model("smollm2-135m", drafts=True).session().extend(context, 1)
-    after = drafter.session().extend(context, 1)
+    after = its.drafter.session().extend(context, 1)
     assert abs(after - before).max() > 1e-3
     if weights.rank:  # an adapter is on disk, and the second time nothing is trained
         monkeypatch.setattr(learning, "Trainer", None)
-        again = learning.learned(Lab(scale, tasks), cell)[0].session().extend(context, 1)
+        again = learning.learned(Lab(scale, tasks), cell)[0].drafter.session().extend(context, 1)
         assert abs(again - after).max() < 1e-6
     assert learning.shuffled(train, 0) == train
     assert sorted(one.prompt for one in learning.shuffled(train, 1)) == sorted(one.prompt for one in train)
@@ -320,6 +336,32 @@ def test_the_paper_s_families_meet(
         tasks,
     )
     assert command(monkeypatch, "table1", *words) == 0, capsys.readouterr().err
+
+
+def test_data_sets_come_from_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def load_dataset(repository: str, configuration: str | None, split: str) -> list[dict[str, Any]]:
+        asked.append((repository, configuration, split))
+        return [{"text": f"{split}\u2028", "task_id": 11, "test_list": ["assert True"]}]
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    assert command(monkeypatch, "data", "--data", tmp_path) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(SETS)
+    assert len((tmp_path / "mbpp.jsonl").read_text().split("\n")) == 5
+    assert Lab(PAPER, tmp_path).prompts("mbpp", "test", 9)[0].startswith("prompt")
+    before = len(asked)
+    assert command(monkeypatch, "data", "--data", tmp_path) == 0
+    assert len(asked) == before, "what is there is not fetched again"
+    (tmp_path / "xsum_test.jsonl").unlink()
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace())
+    assert command(monkeypatch, "data", "--data", tmp_path) == 2
+    assert "EdinburghNLP/xsum cannot be fetched" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert command(monkeypatch, "data", "--data", tmp_path) == 2
+    assert "pip install 'omnidraft[paper]'" in capsys.readouterr().err
 
 
 # --- numbers ---

@@ -24,7 +24,8 @@ def experiment(
     name: Annotated[
         str,
         typer.Argument(
-            help="An experiment; list shows them all, render writes docs/results.md and its pictures."
+            help="An experiment; list shows them all, render writes docs/results.md and its pictures, "
+            "data fetches the paper's data sets from the hub."
         ),
     ],
     scale: Annotated[str, typer.Option(help="laptop, or the paper's models and data.")] = "laptop",
@@ -37,7 +38,7 @@ def experiment(
         bool, typer.Option("--dry-run", help="Say what would be run and how long it takes.")
     ] = False,
     step_times: Annotated[
-        str | None, typer.Option(help=f"For --dry-run, ms, separated by commas: {_TIMES}.")
+        str | None, typer.Option(help=f"For list and --dry-run, ms, separated by commas: {_TIMES}.")
     ] = None,
     only: Annotated[
         list[str] | None, typer.Option(help="KEY=VALUE: the cells of that setting; may be repeated.")
@@ -57,11 +58,16 @@ def experiment(
     chosen = _scale(scale_named(scale), seeds, quick, drafter, target)
     where = results or (Path("results") if scale == "laptop" else Path("results") / scale)
     if name == "list":
-        _list(folder, chosen, where)
+        _list(folder, chosen, _times(step_times, chosen), where)
     elif name == "render":
         from omnidraft.experiments.render import write
 
         for file in write(folder, where):
+            out.print(str(file))
+    elif name == "data":
+        from omnidraft.experiments.hubdata import fetch
+
+        for file in fetch(data):
             out.print(str(file))
     elif dry_run:
         _foretell(experiments.load(folder, name), chosen, _times(step_times, chosen), only)
@@ -133,40 +139,40 @@ def _run(
     out.print(f"## {found.title}\n\n{found.report(results)}", markup=False)
 
 
-def _list(folder: Path, scale: Scale, where: Path) -> None:
+def _list(folder: Path, scale: Scale, times: StepTimes, where: Path) -> None:
     from omnidraft.experiments import experiment as experiments
     from omnidraft.experiments.results import Results
     from omnidraft.experiments.runner import foretold
     from omnidraft.experiments.units import duration
 
-    table = Table("name", "what", "finished", "all of it takes about", box=None, pad_edge=False)
+    table = Table("name", "what", "finished", "takes about", box=None, pad_edge=False)
+    suite = []
     for name in experiments.names(folder):
         found = experiments.load(folder, name)
-        cells = _cells(found, scale, None)
+        own = [(found, cell) for cell in _cells(found, scale, None)]
         results = Results(where / f"{name}.json")
-        finished = sum(cell in results for cell in cells)
-        table.add_row(
-            name, found.title, f"{finished} of {len(cells)}", duration(foretold(found, cells, scale.times))
-        )
+        finished = sum(cell in results for _, cell in own)
+        table.add_row(name, found.title, f"{finished} of {len(own)}", duration(foretold(own, times)))
+        suite += own
+    table.add_row("", "all, each stream recorded once", "", duration(foretold(suite, times)))
     out.print(table)
 
 
 def _foretell(found: Experiment, scale: Scale, times: StepTimes, only: list[str] | None) -> None:
-    from omnidraft.experiments.runner import foretold, streams
+    from omnidraft.experiments.runner import foretold, recording, streams
     from omnidraft.experiments.units import duration
 
-    cells = _cells(found, scale, only)
+    cells = [(found, cell) for cell in _cells(found, scale, only)]
     out.print(f"{found.title}, scale {scale.name}: {len(cells)} cells", markup=False)
-    for stream in streams(found, cells):
-        seconds = stream.answers * stream.tokens * times.record / 1000
+    for stream in streams(cells):
         out.print(
             f"record {stream.answers} answers of {stream.tokens} tokens: {stream.target} on {stream.task} "
-            f"({stream.split}), spelled for {stream.drafter}: {duration(seconds)}",
+            f"({stream.split}), spelled for {stream.drafter}: {duration(recording(stream, times))}",
             markup=False,
         )
-    for cell in cells:
+    for _, cell in cells:
         out.print(f"run {_told(cell)}: {duration(found.seconds(cell, times))}", markup=False)
-    out.print(f"in all about {duration(foretold(found, cells, times))}")
+    out.print(f"in all about {duration(foretold(cells, times))}")
 
 
 def _times(given: str | None, scale: Scale) -> StepTimes:

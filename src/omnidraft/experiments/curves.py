@@ -9,7 +9,7 @@ from typing import Any
 from omnidraft.experiments import markdown, statistics
 from omnidraft.experiments.experiment import Cell, Experiment, Measured
 from omnidraft.experiments.lab import Lab, Pair
-from omnidraft.experiments.learning import learn, shuffled, training_of
+from omnidraft.experiments.learning import Learned, learn, shuffled, training_of
 from omnidraft.experiments.replay import Replay, by_prompt
 from omnidraft.experiments.results import Results
 from omnidraft.learn.record import Recorded
@@ -78,9 +78,10 @@ def watched(lab: Lab, cell: Cell, legs: Sequence[tuple[Pair, Sequence[Recorded]]
     replay = Replay(pair.lexicon, cell["method"], cell["k"])
     results: list[Measured] = []
 
-    def watch(start: int, drafter: Any) -> None:
+    def watch(start: int, its: Learned) -> None:
         batch = answers[start : start + cell["batch"]]
-        found = pair.measure(batch[: cell["watch"]], {"": replay}, drafter)[""]
+        replay.stop = its.stop(cell.get("gamma", 1.0))
+        found = pair.measure(batch[: cell["watch"]], {"": replay}, its.drafter)[""]
         for i, values in enumerate(zip(*found.values(), strict=True)):
             results.append(dict(zip(found, values, strict=True)) | {"at": start + i})
         replay.know(batch)
@@ -89,5 +90,5 @@ def watched(lab: Lab, cell: Cell, legs: Sequence[tuple[Pair, Sequence[Recorded]]
         learn(lab, pair, answers, training_of(cell), watch=watch)
     else:
         for start in range(0, len(answers) - cell["batch"] + 1, cell["batch"]):
-            watch(start, pair.model)
+            watch(start, Learned(None))
     return by_prompt(results)

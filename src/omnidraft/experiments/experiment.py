@@ -51,8 +51,13 @@ class Experiment(ABC):
     """A table or a figure. A file in the folder of experiments defines one subclass; the file's name is its name."""
 
     title: str
-    paper: str = ""  # the paper's numbers, in Markdown; empty for our own experiments
-    claims: Sequence[Claim] = ()
+    paper: str = ""  # what the paper found, in Markdown; empty for our own experiments
+    differs: str = ""  # where ours cannot be the paper's, and why
+
+    @property
+    def claims(self) -> Sequence[Claim]:
+        """What the paper says, or we do, that the results can confirm or refute."""
+        return ()
 
     @abstractmethod
     def cells(self, scale: Scale) -> Iterator[Cell]:
@@ -122,7 +127,7 @@ def load(folder: Path, name: str) -> Experiment:
     """
     known = names(folder)
     if name not in known:
-        raise OptionError(f"unknown experiment {name!r}; use one of {', '.join(known)}, list or render")
+        raise OptionError(f"unknown experiment {name!r}; use one of {', '.join(known)}, list, render or data")
     spec = importlib.util.spec_from_file_location(f"experiments.{name}", folder / f"{name}.py")
     if spec is None or spec.loader is None:
         raise OptionError(f"{folder / name}.py is not a Python file; write an Experiment in it")

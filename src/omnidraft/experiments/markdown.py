@@ -22,11 +22,16 @@ def decoding(
     paper: Callable[[dict[str, Any]], str] | None = None,
     *,
     hits: bool = False,
+    drafted: bool = False,
     **setting: Any,
 ) -> str:
-    """A row for each combination of these fields: acceptance, tokens a step and speedup, beside the paper's words."""
+    """A row for each combination of these fields: acceptance, tokens a step and speedup, beside the paper's words.
+
+    `hits`, `drafted`: n-gram hits and drafted tokens a step too.
+    """
     names = tuple(dict.fromkeys((*fields, "target", "drafter")))
     table8 = results.of("table8")
+    more = ["ngram_hits"] * hits + ["drafted"] * drafted
     rows = []
     for values, runs in results.groups(*names, **setting):
         said = dict(zip(names, values, strict=True))
@@ -36,11 +41,11 @@ def decoding(
             len(runs), statistics.prompts(runs), statistics.acceptance(runs).text(".3f"),
             statistics.tokens_per_step(runs).text(), faster,
         ]  # fmt: skip
-        rows.append(
-            row + [statistics.hits_per_step(runs).text()] * hits + [paper(said) for _ in [0] if paper]
-        )
+        row += [statistics.per_step(runs, name).text() for name in more]
+        rows.append(row + [paper(said) for _ in [0] if paper])
     head = [*fields, "seeds", "prompts", "acceptance", "tokens a step", "speedup"]
-    return table(head + ["n-gram hits a step"] * hits + ["the paper's"] * bool(paper), rows)
+    head += [f"{name.replace('_', ' ')} a step" for name in more]
+    return table(head + ["the paper's"] * bool(paper), rows)
 
 
 def _text(value: object) -> str:

@@ -32,7 +32,7 @@ def page(folder: Path, results: Path) -> str:
     ]
     parts = [
         _HEAD,
-        "## The paper's claims\n",
+        "## Claims\n",
         markdown.table(("claim", "verdict", "numbers", "from"), _claims(known)),
         "",
     ]
@@ -54,12 +54,14 @@ def write(folder: Path, results: Path) -> list[Path]:
     return files
 
 
-def _claims(known: list[tuple[str, Experiment, Results]]) -> Iterator[tuple[str, ...]]:
+def _claims(known: list[tuple[str, Experiment, Results]]) -> list[tuple[str, ...]]:
+    """The paper's first, then ours."""
+    rows = []
     for name, found, own in known:
         for claim in found.claims:
-            said = claim.judge(own)
-            verdict, numbers = said or ("not run yet", "")
-            yield claim.text, verdict, numbers, f"[{name}](#{_anchor(found.title)})"
+            verdict, numbers = claim.judge(own) or ("not run yet", "")
+            rows.append((claim.text, verdict, numbers, f"[{name}](#{_anchor(found.title)})"))
+    return sorted(rows, key=lambda row: row[0].startswith("(ours)"))
 
 
 def _section(name: str, found: Experiment, own: Results) -> Iterator[str]:
@@ -69,6 +71,8 @@ def _section(name: str, found: Experiment, own: Results) -> Iterator[str]:
     missing = [cell for cell in cells if cell not in own]
     if len(own):
         yield f"{found.report(own)}\n"
+        if found.differs:
+            yield f"Beside the paper's: {found.differs}\n"
         light, dark = (PICTURES / f"{name}-{page}.svg" for page in ("light", "dark"))
         if light.exists():
             yield (
@@ -83,7 +87,7 @@ def _section(name: str, found: Experiment, own: Results) -> Iterator[str]:
         )
         flag = " --resume" if len(own) else ""
         yield (
-            f"{begun} takes about {duration(foretold(found, missing, LAPTOP.times))}: "
+            f"{begun} takes about {duration(foretold([(found, cell) for cell in missing], LAPTOP.times))}: "
             f"`omnidraft experiment {name}{flag}`.\n"
         )
 

@@ -6,6 +6,7 @@ target's recorded answer is decoding: `experiments/validation.py` holds it again
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
@@ -13,9 +14,9 @@ from typing import Any, Literal
 import numpy as np
 
 from omnidraft.bench import method_options
-from omnidraft.control import Control, Fixed
+from omnidraft.control import Fixed
 from omnidraft.decode import decode
-from omnidraft.drafting import Drafter
+from omnidraft.drafting import Drafter, Stop
 from omnidraft.engine import make_options
 from omnidraft.experiments.experiment import Measured
 from omnidraft.learn.record import Recorded, RecordedSession
@@ -42,6 +43,8 @@ class Memo(Session):
         self.tokens = as_tokens()
         self.seconds = 0.0
         self._rows: dict[bytes, tuple[Any, Any]] = {}
+        self._hidden: dict[bytes, Rows] = {}  # of the passes that a head asked about
+        self._last = b""
         self._width = width
         self._session = session
 
@@ -60,9 +63,19 @@ class Memo(Session):
             ids = np.argpartition(-row, min(_KEPT, len(row) - 1))[:_KEPT]
             self._rows[key] = ids, row[ids]
         ids, logits = self._rows[key]
+        self._last = key
         row = np.full((1, self._width), -np.inf, np.float32)
         row[0, ids] = logits
         return row
+
+    @property
+    def hidden(self) -> Rows:
+        """See `omnidraft.session.Session`. Of the last pass, which is made again if only its row is remembered."""
+        if self._last not in self._hidden:
+            if self._session.tokens.tobytes() != self._last:
+                feed(self._session, array("i", self._last), 1)
+            self._hidden[self._last] = self._session.hidden[-1:]
+        return self._hidden[self._last]
 
 
 class Perfect(Drafter):
@@ -135,12 +148,13 @@ class Replay:
         k: int,
         *,
         who: Who = "",
-        control: Control | None = None,
+        stop: Stop | None = None,
         capacity: int | None = None,
         eviction: Eviction = "lfu",
     ) -> None:
+        self.stop = stop
         self._who = who
-        self._control = control or Fixed(k)
+        self._control = Fixed(k)
         alignment = lexicon.alignment
         strategy = make_options(**method_options("text" if method == IDEAL else method)).strategy
         self.trie = Trie(lexicon, splits=strategy.splits, capacity=capacity, eviction=eviction)
@@ -175,7 +189,8 @@ class Replay:
         vocab = self._translator.alignment.target
         sampler = Sampler(Sampling(seed=0), one.prompt, vocab.size)
         kind = {"": Drafter, "perfect": Perfect, "kept": Kept}[self._who]
-        drafter = kind(session, self._translator, context_length, sampler if self._rule.needs_laws else None)
+        needed = sampler if self._rule.needs_laws else None
+        drafter = kind(session, self._translator, context_length, needed, self.stop)
         if isinstance(drafter, Perfect):
             drafter.answer, drafter.prompt = vocab.decode(one.answer), len(one.prompt)
         if isinstance(self._translator, Ideal):
@@ -197,16 +212,17 @@ class Replay:
 
 
 def counts_of(step: Step) -> Counter[str]:
-    """What `Stats` does not count: drafted and proposed tokens, and the n-grams that were looked at."""
+    """What `Stats` does not count: proposed tokens, and the n-grams that were looked at."""
     judged = sum(length > 1 for length in step.proposal.lengths[: step.accepted + 1])
-    return Counter(drafted=len(step.draft.tokens), proposed=len(step.proposal.tokens), ngrams_judged=judged)
+    return Counter(proposed=len(step.proposal.tokens), ngrams_judged=judged)
 
 
 def counted(stats: Stats, more: Counter[str]) -> Measured:
     """What an answer took, as it is kept."""
     return dict(
         tokens=stats.tokens, steps=stats.steps, acceptance=stats.acceptance_rate, ngram_hits=stats.ngram_hits,
-        **{name: more[name] for name in ("drafted", "proposed", "ngrams_judged")},
+        drafted=stats.drafted,
+        **{name: more[name] for name in ("proposed", "ngrams_judged")},
     )  # fmt: skip
 
 

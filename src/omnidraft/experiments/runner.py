@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from time import perf_counter
 
@@ -35,10 +35,10 @@ def run(
         on_cell(cell, seconds)
 
 
-def streams(experiment: Experiment, cells: Sequence[Cell]) -> list[Stream]:
+def streams(cells: Iterable[tuple[Experiment, Cell]]) -> list[Stream]:
     """The recorded answers that cells need, each stream once at its longest."""
     longest: dict[Stream, Stream] = {}
-    for cell in cells:
+    for experiment, cell in cells:
         for stream in experiment.streams(cell):
             key = replace(stream, answers=0)
             if key not in longest or longest[key].answers < stream.answers:
@@ -46,7 +46,12 @@ def streams(experiment: Experiment, cells: Sequence[Cell]) -> list[Stream]:
     return list(longest.values())
 
 
-def foretold(experiment: Experiment, cells: Sequence[Cell], times: StepTimes) -> float:
+def recording(stream: Stream, times: StepTimes) -> float:
+    """About how long a stream takes to record, seconds."""
+    return stream.answers * stream.tokens * times.record / 1000
+
+
+def foretold(cells: Sequence[tuple[Experiment, Cell]], times: StepTimes) -> float:
     """About how long cells take with nothing recorded yet, seconds."""
-    recorded = sum(one.answers * one.tokens * times.record for one in streams(experiment, cells)) / 1000
-    return recorded + sum(experiment.seconds(cell, times) for cell in cells)
+    recorded = sum(recording(stream, times) for stream in streams(cells))
+    return recorded + sum(experiment.seconds(cell, times) for experiment, cell in cells)

@@ -87,7 +87,7 @@ LAPTOP = Scale(
     train=dict(gsm8k=160, mbpp=160, alpaca=160, xsum=160),
     test=dict(gsm8k=48, mbpp=48, alpaca=48, xsum=48),
     tokens=64,
-    graded_tokens=320,
+    graded_tokens=256,
     prompts=20,
     graded=50,
     seeds=3,

@@ -32,9 +32,9 @@ def tokens_per_step(runs: Sequence[Measured]) -> Interval:
     return _bootstrapped(_sums(runs, "tokens"), _sums(runs, "steps"))
 
 
-def hits_per_step(runs: Sequence[Measured]) -> Interval:
-    """Accepted n-grams a step."""
-    return _bootstrapped(_sums(runs, "ngram_hits"), _sums(runs, "steps"))
+def per_step(runs: Sequence[Measured], name: str) -> Interval:
+    """Something that was counted, a step."""
+    return _bootstrapped(_sums(runs, name), _sums(runs, "steps"))
 
 
 def ngram_acceptance(runs: Sequence[Measured]) -> Interval:
