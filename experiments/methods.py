@@ -95,7 +95,8 @@ class Methods(Experiment):
             ]
             prompts = max(statistics.prompts(runs) for _, runs in results.groups("task", **own))
             parts += [
-                f"### Temperature {own['temperature']:g}, k = {own['k']}, {own['tokens']} tokens, {prompts} prompts a task",
+                f"### Temperature {own['temperature']:g}, k = {own['k']}, {own['tokens']} tokens, "
+                f"{prompts} prompts a task",
                 markdown.table(head, rows),
                 markdown.table(
                     ("method", "against", "tokens a step, as a multiple, all tasks"),

@@ -24,8 +24,8 @@ from omnidraft.learn.record import Recorded
 from omnidraft.learn.trainer import Trainer, Training
 
 SHORTER = (
-    "our drafter is twice the size of Llama-68M and knows chats, and the stream is a fiftieth of the paper's: acceptance "
-    "is higher before learning, and learning adds less to it."
+    "our drafter is twice the size of Llama-68M and knows chats, and the stream is a fiftieth of the paper's: "
+    "acceptance is higher before learning, and learning adds less to it."
 )
 # At temperature 0 the paper's rule accepts what `compare` does.
 DIRECT = "direct:compare:nosplits"  # the paper's SpDDM
@@ -148,7 +148,7 @@ def _weights(trainer: Trainer) -> dict[str, Any]:
     """The adapter's weights and the head's, if they are trained."""
     training = trainer.training
     adapter = trainer.weights() if training.rank and training.head != "only" else {}
-    head = trainer.head_weights() if training.head != "off" else {}
+    head = trainer.head.weights() if training.head != "off" else {}
     return adapter | {f"{_HEAD}{name}": weight for name, weight in head.items()}
 
 
