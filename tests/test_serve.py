@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,12 @@ pytest.importorskip("fastapi")
 
 import openai
 from serving import DRAFTER, GREEDY, TARGET, Served, plain, served
+from tiny_models import save_tokenizer, tiny_config
 from toy import ToyModel
 
 from omnidraft import OmniDraft
+from omnidraft.backends.checkpoint import CheckpointModel
+from omnidraft.errors import OptionError
 from omnidraft.serve.tools import ToolReader
 from omnidraft.session import feed
 
@@ -304,3 +308,76 @@ def test_tool_calls_are_read() -> None:
     assert reader.feed("a <tool_") == "a "
     assert reader.feed("b") == "<tool_b"
     assert reader.end() == ("", [])
+
+
+CALL = 'Let me see.<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+class Caller(ToyModel):
+    """Says CALL, whatever it is asked."""
+
+    told: Any = None
+
+    def chat(self, messages: Any, tools: Any = None) -> list[int]:
+        self.told = messages, tools
+        return self.encode("?")
+
+    def row(self, context: Any) -> Any:
+        said = len(self.vocab.decode(context).partition(b"?")[2])
+        row = np.zeros(self.vocab.width, np.float32)
+        row[self.vocab.eos[0] if said >= len(CALL) else self.vocab.id_of[CALL[said].encode()]] = 9
+        return row
+
+
+def test_tools_reach_the_template_and_calls_come_back() -> None:
+    target = Caller(TARGET.vocab, name="target")
+    with served(lambda name: OmniDraft(target, DRAFTER)) as up:
+        made = {"name": "add", "arguments": '{"a": 2}'}
+        messages: list[Any] = [
+            {"role": "developer", "content": [{"type": "text", "text": "Be brief."}]},
+            {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": made}]},
+            {"role": "tool", "tool_call_id": "1", "content": "3"},
+        ]
+        answer = chat(up, messages=messages, tools=[ADD], max_tokens=200)
+        read = {"id": "1", "type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+        assert target.told == (
+            [
+                {"role": "system", "content": "Be brief."},
+                {"role": "assistant", "content": "", "tool_calls": [read]},
+                {"role": "tool", "content": "3", "tool_call_id": "1"},
+            ],
+            [ADD],
+        )
+        [choice] = answer.choices
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content == "Let me see."
+        [call] = choice.message.tool_calls
+        assert (call.function.name, json.loads(call.function.arguments)) == ("add", {"a": 1})
+        chunks = [c.choices[0] for c in chat(up, messages=messages, tools=[ADD], max_tokens=200, stream=True)]
+        assert "".join(c.delta.content or "" for c in chunks) == "Let me see."
+        [call] = [one for c in chunks for one in c.delta.tool_calls or ()]
+        assert call.function.name == "add"
+        assert chunks[-1].finish_reason == "tool_calls"
+        for without in ({}, {"tools": [ADD], "tool_choice": "none"}):
+            assert chat(up, max_tokens=200, **without).choices[0].message.content == CALL
+            assert target.told[1] is None
+
+
+def test_a_checkpoints_template_is_told_of_tools(tmp_path: Path) -> None:
+    tokenizer = save_tokenizer(tmp_path)
+    tokenizer.chat_template = (
+        "{% for tool in tools or [] %}<{{ tool.function.name }}>{% endfor %}"
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}"
+        "{% for call in m.tool_calls %}[{{ call.function.arguments.a + 1 }}]{% endfor %};{% endfor %}"
+    )
+    tokenizer.save_pretrained(tmp_path)
+    tiny_config("Llama").save_pretrained(tmp_path)
+    model = CheckpointModel(tmp_path, "tiny")
+    call = {"function": {"name": "add", "arguments": {"a": 2}}}
+    told = model.chat([{"role": "assistant", "content": "", "tool_calls": [call]}], [ADD])
+    assert model.vocab.decode(told) == b"<add>assistant: [3];"
+    assert model.vocab.decode(model.chat([{"role": "user", "content": "x"}])) == b"user: x;"
+    call["function"]["arguments"] = "no object"
+    with pytest.raises(OptionError, match="chat template refuses these messages"):
+        model.chat([{"role": "assistant", "content": "", "tool_calls": [call]}], [ADD])
