@@ -209,6 +209,7 @@ DEFAULTS: dict[str, Callable[[], object]] = {
     "OmniDraft.answer": lambda: omnidraft.load(TARGET).answer([1, 2, 3], omnidraft.Options()),
     "OmniDraft.cached": lambda: omnidraft.load(TARGET).cached([1, 2, 3]),
     "OmniDraft.close": lambda: omnidraft.load(TARGET).close(),
+    "OmniDraft.control": lambda: omnidraft.load(TARGET).control,
     "OmniDraft.engines": lambda: omnidraft.load(TARGET).engines,
     "OmniDraft.follow": lambda: omnidraft.load(TARGET).follow(None),
     "OmniDraft.fork": lambda: omnidraft.load(TARGET).fork(),
