@@ -37,6 +37,7 @@ from rich.table import Table
 from transformers import DynamicCache
 
 from omnidraft import hub
+from omnidraft.backends.architectures import cache_argument
 from omnidraft.backends.checkpoint import load_vocab
 from omnidraft.control import Fixed
 from omnidraft.curve import measure
@@ -191,8 +192,8 @@ def _write(trainer: Trainer, contexts: Sequence[list[int]], *, adapted: bool) ->
         [torch.arange(len(whole)) < shared[:, None], torch.arange(width) >= pads[:, None]], 1
     ).long()
     with trainer.as_it_came(not adapted):
-        cache = DynamicCache()
-        trainer.module(input_ids=torch.tensor([whole]), past_key_values=cache, logits_to_keep=1)
+        cache, name = DynamicCache(), cache_argument(trainer.module.get_base_model())
+        trainer.module(input_ids=torch.tensor([whole]), logits_to_keep=1, **{name: cache})
         cache = copy.deepcopy(cache)
         cache.batch_repeat_interleave(len(contexts))
         tokens, hidden, log_q = [], [], []
@@ -201,7 +202,7 @@ def _write(trainer: Trainer, contexts: Sequence[list[int]], *, adapted: bool) ->
                 input_ids=fed,
                 attention_mask=mask,
                 position_ids=positions,
-                past_key_values=cache,
+                **{name: cache},
                 logits_to_keep=1,
             ).logits[:, -1]
             token = logits.masked_fill(~trainer.usable, -torch.inf).argmax(-1)
