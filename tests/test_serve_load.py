@@ -28,7 +28,7 @@ def benchmark() -> ModuleType:
 
 
 def test_nothing_is_lost_or_mixed_up(benchmark: ModuleType) -> None:
-    asks = benchmark.plan(80, seed=7)
+    asks = benchmark.plan(80, seed=0)
     for ask in asks:
         if ask.kind == "whole":
             ask.expected = plain(ask.prompt, **ask.options)
