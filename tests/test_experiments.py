@@ -159,6 +159,7 @@ def test_finished_cells_are_kept_and_not_run_again(
         (("list", "--folder", "nowhere"), "nowhere does not exist; experiments are files of the repository"),
         (("figure9", "--folder", FOLDER, "--scale", "desk"), "unknown scale 'desk'; use one of laptop, paper"),
         (("figure9", "--folder", FOLDER, "--seeds", "0"), "seeds is 0; it must be 1 or more"),
+        (("figure9", "--folder", FOLDER, "--prompts", "0"), "prompts is 0; it must be 1 or more"),
         (("figure9", "--folder", FOLDER, "--only", "size=3"), "--only size=3 is not KEY=VALUE with a key of"),
         (("figure9", "--folder", FOLDER, "--only", "task=none"), "no cell is left by --only task=none"),
         (("figure9", "--folder", FOLDER, "--dry-run", "--step-times", "1,2"), "step-times is '1,2'; give four"),

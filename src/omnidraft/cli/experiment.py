@@ -30,6 +30,7 @@ def experiment(
     ],
     scale: Annotated[str, typer.Option(help="laptop, or the paper's models and data.")] = "laptop",
     seeds: Annotated[int | None, typer.Option(help="How many; the scale's if not said.")] = None,
+    prompts: Annotated[int | None, typer.Option(help="That judge, a task; the scale's if not said.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the cells that are finished.")] = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="A few prompts of a few tokens, in minutes; nothing is kept.")
@@ -55,7 +56,7 @@ def experiment(
     from omnidraft.experiments import experiment as experiments
     from omnidraft.experiments.scales import scale_named
 
-    chosen = _scale(scale_named(scale), seeds, quick, drafter, target)
+    chosen = _scale(scale_named(scale), seeds, prompts, quick, drafter, target)
     where = results or (Path("results") if scale == "laptop" else Path("results") / scale)
     if name == "list":
         _list(folder, chosen, _times(step_times, chosen), where)
@@ -80,11 +81,17 @@ def experiment(
             _run(found, chosen, data, where / f"{name}.json", only, resume)
 
 
-def _scale(scale: Scale, seeds: int | None, quick: bool, drafter: str | None, target: str | None) -> Scale:
+def _scale(
+    scale: Scale, seeds: int | None, prompts: int | None, quick: bool, drafter: str | None, target: str | None
+) -> Scale:
     if seeds is not None:
         if seeds < 1:
             raise OptionError(f"seeds is {seeds}; it must be 1 or more")
         scale = replace(scale, seeds=seeds)
+    if prompts is not None:
+        if prompts < 1:
+            raise OptionError(f"prompts is {prompts}; it must be 1 or more")
+        scale = replace(scale, prompts=prompts, graded=prompts, test=dict.fromkeys(scale.test, prompts))
     if drafter:
         scale = replace(scale, drafter=drafter)
     if target:
