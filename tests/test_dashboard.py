@@ -135,7 +135,7 @@ def test_a_chat_goes_on_and_begins_anew(page: Page) -> None:
 
 
 def test_escape_stops_the_answer(browser: Any) -> None:
-    with served(lambda name: OmniDraft(Slow(0.05), None)) as slow:
+    with served(lambda name: OmniDraft(Slow(0.05), None), options={"method": "plain"}) as slow:
         for page in opened(browser, slow.url):
             ask(page, "the flake", 2000)
             expect(page.locator(".answer").first).not_to_be_empty()
