@@ -17,12 +17,17 @@ _PACKAGES = ("omnidraft", "torch", "transformers", "tokenizers", "numpy")
 def provenance() -> dict[str, Any]:
     """argv, time, git revision of the code, versions of what it stands on, and the machine."""
     return {
-        "argv": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "argv": [Path(sys.argv[0]).name, *map(_without_folder, sys.argv[1:])],
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "git": _git_revision(),
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES},
         "machine": _machine(),
     }
+
+
+def _without_folder(argument: str) -> str:
+    """A path's name alone: where files lay says nothing of a result. A hub id is no path."""
+    return Path(argument).name if argument.startswith(("/", ".", "~")) else argument
 
 
 def _version(package: str) -> str | None:
