@@ -340,6 +340,22 @@ def test_a_damaged_shipped_drafter_is_refused(shipped: Path) -> None:
         hub.pull("toy-nano")
 
 
+def test_our_own_drafter_is_what_its_record_says() -> None:
+    from safetensors import safe_open
+
+    root = Path(__file__).parents[1]
+    record = json.loads((root / "results" / "nano_training.json").read_text())
+    file = root / "src" / "omnidraft" / catalog.SHIPPED_DRAFTERS["omnidraft-nano"].file
+    assert file.stat().st_size < 14_000_000
+    with safe_open(file, framework="pt") as opened:
+        names = set(opened.keys())
+        assert json.loads(opened.metadata()["drafter"])["step"] == record["step"] == record["log"][-1]["step"]
+        assert len(opened.get_tensor("kept")) == record["vocabulary"] == record["recipe"]["trim"]
+    layers = {name.split(".")[2] for name in names if name.startswith("model.layers.")}
+    assert len(layers) == len(record["recipe"]["layers"])
+    assert not any("embed_tokens" in name for name in names)
+
+
 # --- text ---
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from ties import assert_equal_but_for_ties
 
-from omnidraft import OmniDraft
+from omnidraft import OmniDraft, load_model
 from omnidraft.demo import PROMPTS
 from omnidraft.sampling import Sampling
 from omnidraft.session import feed
@@ -51,6 +51,11 @@ def test_answers_equal_plain_decoding(qwen, drafter, sampling: str) -> None:  # 
     prompts = PROMPTS[0:10:3]
     counts = compare_with_plain(qwen, drafter, prompts, SAMPLINGS[sampling], [("text", 4), ("direct", 3)], 24)
     assert counts["same"] > 0
+
+
+def test_our_own_drafter(qwen) -> None:  # type: ignore[no-untyped-def]
+    nano = load_model("omnidraft-nano", engine="transformers", precision="float32")
+    compare_with_plain(qwen, nano, PROMPTS[:2], SAMPLINGS["greedy"], [("text", 4)], 24)
 
 
 def test_json_across_vocabularies(qwen, drafter) -> None:  # type: ignore[no-untyped-def]

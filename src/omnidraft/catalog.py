@@ -69,7 +69,14 @@ KNOWN_MODELS = {
     ),
 }
 
-SHIPPED_DRAFTERS: dict[str, ShippedDrafter] = {}
+SHIPPED_DRAFTERS = {
+    "omnidraft-nano": ShippedDrafter(
+        parent="smollm2-135m",
+        file="nano.safetensors",
+        upstream="built from HuggingFaceTB/SmolLM2-135M-Instruct (docs/nano.md)",
+        licence="Apache-2.0",
+    ),
+}
 
 
 def is_known(name: str) -> bool:
