@@ -7,7 +7,7 @@ Each contender answers in a process of its own, so that its peak memory is its o
 few prompts each, in rotated order, and each first answers a prompt that does not count. Every answer is kept as it
 comes: a run that was stopped goes on where it was. Prompts are of test splits; a profile, if one is given, must
 have been made from training splits (`omnidraft adapt --task`), and learns nothing here. Needs the extras hf,
-openvino, llamacpp and plot, and openvino-genai; what fails is left out, and why is printed.
+openvino, llamacpp and plot, and openvino-genai; what fails is left out, and the page says why.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ process of its own, in turns, on the same prompts of test splits. *x plain*: tok
 decoding with the same weights on the same engine. *Same*: answers that are that plain decoding's. Medians with 95 %
 intervals, by bootstrap over prompts. Weights differ between engines, so answers do too: compare speeds of one kind
 of weights first.
+Turns are of four prompts: in a run of a single turn what else the machine did falls on some contenders and not on others.
 """
 CANNOT = """What the others cannot do, as of the versions above:
 
@@ -294,8 +295,8 @@ def answers(job: Job) -> Iterator[dict[str, Any]]:
             raise OmniDraftError((said.read().strip().splitlines() or ["it was killed"])[-1])
 
 
-def run(results: Results, setting: dict[str, Any], jobs: Job, tasks: dict[str, list[list[int]]]) -> list[str]:
-    """Answer what is not answered yet; returns what failed, in words."""
+def run(results: Results, setting: dict[str, Any], jobs: Job, tasks: dict[str, list[list[int]]]) -> None:
+    """Answer what is not answered yet. Whoever fails is left out; why is kept with the provenance."""
     born = provenance()
     born["versions"] |= {name: version(name) for name in PEERS}
     failed: dict[str, str] = {}
@@ -320,7 +321,8 @@ def run(results: Results, setting: dict[str, Any], jobs: Job, tasks: dict[str, l
             except OmniDraftError as error:
                 failed[name] = str(error)
             print(f"{turn // _CHUNK + 1}: {name}, {perf_counter() - start:.0f} s", file=sys.stderr)
-    return [f"{name}: {error}" for name, error in failed.items()]
+    results.provenances.append(born | {"left_out": failed})
+    results.save()
 
 
 Found = dict[int, dict[str, Any]]  # prompt -> what a contender was measured to take
@@ -411,6 +413,8 @@ def render(path: Path) -> None:
             f'<picture><source media="(prefers-color-scheme: dark)" srcset="pictures/{dark}">'
             f'<img alt="Tokens a second of each contender" src="pictures/{light}"></picture>\n'
         ]
+    left_out = [f"- {name}: `{error}`" for name, error in results.provenances[-1].get("left_out", {}).items()]
+    lines += ["## Left out, for they failed\n", *left_out, ""] if left_out else []
     PAGE.write_text("\n".join([*lines, CANNOT]), encoding="utf-8")
 
 
@@ -458,8 +462,7 @@ def main(
             target=target, drafter=drafter, max_tokens=max_tokens, threads=threads, profile=profile
         )
         prompts = {task: [prompt(text) for text in every] for task, every in texts.items()}
-        for failure in run(Results(path), setting, common, prompts):
-            print(f"left out: {failure}", file=sys.stderr)
+        run(Results(path), setting, common, prompts)
     render(path)
 
 
