@@ -73,7 +73,7 @@ process of its own, in turns, on the same prompts of test splits. *x plain*: tok
 decoding with the same weights on the same engine. *Same*: answers that are that plain decoding's. Medians with 95 %
 intervals, by bootstrap over prompts. Weights differ between engines, so answers do too: compare speeds of one kind
 of weights first.
-Turns are of four prompts: in a run of a single turn what else the machine did falls on some contenders and not on others.
+Turns are of four prompts: in a run of one turn what else the machine did falls on some contenders and not on others.
 """
 CANNOT = """What the others cannot do, as of the versions above:
 
