@@ -179,8 +179,8 @@ def test_an_update_that_spoils_the_drafter_is_taken_back(
     good = np.mean([learner._trainer.look(trace).agreement for trace in learner._guard.traces])
     update = Trainer.update
 
-    def spoil(self: Trainer, traces: list[Trace]) -> object:
-        done = update(self, traces)
+    def spoil(self: Trainer, *given: list[Trace]) -> object:
+        done = update(self, *given)
         with torch.no_grad():
             for parameter in self._parameters.values():
                 parameter += 0.5 * torch.randn_like(parameter)
