@@ -85,7 +85,7 @@ def test_a_rule_that_trusts_the_draft_fails_the_same_comparison(monkeypatch: pyt
 
     plain = [OmniDraft(TARGET, None).generate(p, max_tokens=40) for p in PROMPTS]
     monkeypatch.setattr(Compare, "__call__", credulous)
-    drafted = [OmniDraft(TARGET, DRAFTER).generate(p, max_tokens=40) for p in PROMPTS]
+    drafted = [OmniDraft(TARGET, DRAFTER).generate(p, k=4, max_tokens=40) for p in PROMPTS]
     assert [a.tokens for a in plain] != [a.tokens for a in drafted]
 
 
@@ -159,7 +159,7 @@ def test_a_drafter_with_a_short_context_slides_and_changes_nothing() -> None:
     small = ToyModel(DRAFTER.vocab, seed=2)
     small.context_length = 24
     plain = OmniDraft(TARGET, None).generate("the flake", max_tokens=120, repetition_penalty=1.2)
-    answer = OmniDraft(TARGET, small).generate("the flake", max_tokens=120, repetition_penalty=1.2)
+    answer = OmniDraft(TARGET, small).generate("the flake", k=4, max_tokens=120, repetition_penalty=1.2)
     assert answer.tokens == plain.tokens
     assert answer.stats.steps < len(answer.tokens)
 
@@ -181,7 +181,7 @@ def test_one_drafter_serves_several_targets_and_is_not_altered() -> None:
     other = ToyModel(toy_vocab(40, order=9), seed=7)
     pairs = [OmniDraft(TARGET, DRAFTER), OmniDraft(other, DRAFTER)]
     plains = [OmniDraft(TARGET, None), OmniDraft(other, None)]
-    streams = [pair.stream("the flake", max_tokens=40) for pair in pairs]
+    streams = [pair.stream("the flake", k=4, max_tokens=40) for pair in pairs]
     texts = ["", ""]
     for parts in itertools.zip_longest(*streams, fillvalue=""):
         texts = [text + part for text, part in zip(texts, parts, strict=True)]

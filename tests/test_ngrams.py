@@ -214,7 +214,7 @@ def test_n_grams_are_learnt_while_decoding_and_help() -> None:
     for method in ("direct", "ngram", "prefill"):
         model = OmniDraft(TARGET_MODEL, DRAFTER_MODEL)
         for prompt in prompts:
-            model.generate(prompt, method=method, max_tokens=40)
+            model.generate(prompt, method=method, k=4, max_tokens=40)
         steps[method] = model.stats.steps
         assert (model.stats.ngram_hits > 0) == (method != "direct")
     assert steps["prefill"] < steps["direct"]
@@ -223,7 +223,7 @@ def test_n_grams_are_learnt_while_decoding_and_help() -> None:
 
 def test_an_answer_s_n_grams_are_saved_and_loaded(tmp_path: Path) -> None:
     model = OmniDraft(TARGET_MODEL, DRAFTER_MODEL)
-    model.generate("the flake fell", method="ngram", max_tokens=40)
+    model.generate("the flake fell", method="ngram", k=4, max_tokens=40)
     model.save_ngrams(tmp_path / "n.json")
     other = OmniDraft(TARGET_MODEL, DRAFTER_MODEL)
     other.load_ngrams(tmp_path / "n.json")

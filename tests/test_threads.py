@@ -18,7 +18,7 @@ from omnidraft import OmniDraft
 from omnidraft.vocab import Alignment
 
 PROMPTS = ["the flake", "then the lake was", "a stone lay by", "x"]
-OPTIONS: dict[str, Any] = dict(max_tokens=40, temperature=1.0, seed=3)
+OPTIONS: dict[str, Any] = dict(k=4, max_tokens=40, temperature=1.0, seed=3)
 
 
 @pytest.fixture(autouse=True)
