@@ -21,6 +21,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from serve_load import WORDS
 
 import omnidraft
 from omnidraft.engine import OmniDraft
@@ -45,21 +46,6 @@ for line in sys.stdin:
     last = time.perf_counter() - start
     print(json.dumps([first, last, usage["completion_tokens"], usage["omnidraft"]["seconds"]]), flush=True)
 """
-WORDS = (
-    "the",
-    "stone",
-    "lay",
-    "by",
-    "water",
-    "and",
-    "a",
-    "bird",
-    "stood",
-    "until",
-    "evening",
-    "came",
-    "over",
-)
 
 
 class Client:

@@ -3,7 +3,8 @@
 from collections import Counter
 
 from omnidraft.experiments import markdown, statistics
-from omnidraft.experiments.experiment import Claim, Experiment
+from omnidraft.experiments.answers import OfAnswers
+from omnidraft.experiments.experiment import Claim
 from omnidraft.ngrams import Trie
 
 
@@ -21,7 +22,7 @@ def more_in_code(results):
     ), f"n-grams are {code.text('.1%')} of the tokens of code; {others}"
 
 
-class NGramFrequency(Experiment):
+class NGramFrequency(OfAnswers):
     title = "Figure 7: frequency of n-grams"
     paper = "A long tail; n-grams are more frequent in code than elsewhere."
     differs = (
@@ -30,15 +31,8 @@ class NGramFrequency(Experiment):
     )
     claims = (Claim("N-grams are more frequent in code.", more_in_code),)
 
-    def cells(self, scale):
-        for target in scale.targets:
-            for task in scale.tasks:
-                size = dict(train=scale.train[task], tokens=scale.tokens)
-                yield dict(target=target, drafter=scale.drafter, task=task, **size)
-
     def run(self, lab, cell):
-        [stream] = self.streams(cell)
-        answers = [one.answer for one in lab.stream(stream)]
+        answers = self.answers(lab, cell)
         trie = Trie(lab.pair(cell["target"], cell["drafter"]).lexicon, splits=False)  # as the paper has them
         trie.fill()
         found = [[token for token in answer if len(trie.spelling(token)) > 1] for answer in answers]

@@ -3,7 +3,8 @@
 import numpy as np
 
 from omnidraft.experiments import markdown, statistics
-from omnidraft.experiments.experiment import Claim, Experiment
+from omnidraft.experiments.answers import OfAnswers
+from omnidraft.experiments.experiment import Claim
 from omnidraft.ngrams import Trie
 
 HALVES = 200  # ways to part the answers in two
@@ -25,21 +26,14 @@ def interval(exponents):
     return statistics.Interval(np.mean(exponents), *np.quantile(exponents, [0.025, 0.975]))
 
 
-class CacheGrowth(Experiment):
+class CacheGrowth(OfAnswers):
     title = "Figure 9: growth of the n-gram cache"
     paper = "Sub-linear in the tokens decoded."
     differs = "streams of 10,000 tokens are the steep beginning of the paper's curves."
     claims = (Claim("The cache grows sub-linearly.", sub_linear),)
 
-    def cells(self, scale):
-        for target in scale.targets:
-            for task in scale.tasks:
-                size = dict(train=scale.train[task], tokens=scale.tokens)
-                yield dict(target=target, drafter=scale.drafter, task=task, **size)
-
     def run(self, lab, cell):
-        [stream] = self.streams(cell)
-        answers = [one.answer for one in lab.stream(stream)]
+        answers = self.answers(lab, cell)
         lexicon = lab.pair(cell["target"], cell["drafter"]).lexicon
         tokens, ngrams = growth(lexicon, answers)
         exponents = []

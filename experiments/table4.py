@@ -4,26 +4,19 @@ import tempfile
 from pathlib import Path
 
 from omnidraft.experiments import markdown
-from omnidraft.experiments.experiment import Experiment
+from omnidraft.experiments.answers import OfAnswers
 from omnidraft.ngrams import Trie
 
 PAPER = dict(gsm8k="5,569, 1.37 MB", mbpp="2,238, 0.50 MB", alpaca="20,339, 4.57 MB", xsum="17,013, 3.92 MB")
 
 
-class Table4(Experiment):
+class Table4(OfAnswers):
     title = "Table 4: size of the n-gram cache"
     paper = "after streams of 1,000 to 8,000 answers, 2,238 n-grams (code) to 20,339 (Alpaca)."
     differs = "our streams are a hundredth of the paper's; the growth is figure 9."
 
-    def cells(self, scale):
-        for target in scale.targets:
-            for task in scale.tasks:
-                size = dict(train=scale.train[task], tokens=scale.tokens)
-                yield dict(target=target, drafter=scale.drafter, task=task, **size)
-
     def run(self, lab, cell):
-        [stream] = self.streams(cell)
-        answers = [one.answer for one in lab.stream(stream)]
+        answers = self.answers(lab, cell)
         trie = Trie(lab.pair(cell["target"], cell["drafter"]).lexicon, splits=False)  # the paper's cache
         empty = trie.nbytes
         for answer in answers:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 
-def write_drafter(folder: Path) -> Path:
+def write_drafter(folder: Path, context_length: int = 4096) -> Path:
     """A Llama with random weights and a toy tokenizer."""
     import torch
     from toy import toy_tokenizer
@@ -23,7 +23,7 @@ def write_drafter(folder: Path) -> Path:
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
-        max_position_embeddings=4096,
+        max_position_embeddings=context_length,
         eos_token_id=tokenizer.eos_token_id,
         initializer_range=0.2,
     )

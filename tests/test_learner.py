@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from toy import ToyModel, toy_tokenizer, toy_vocab
+from learning_drafter import write_drafter
+from toy import ToyModel, toy_vocab
 
 pytest.importorskip("peft")
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from omnidraft import OmniDraft
 from omnidraft.backends.huggingface import HuggingFaceModel
@@ -31,23 +31,7 @@ FAST = dict(learning_rate=2e-2, batch=2, rank=8)
 
 
 def make_drafter(folder: Path) -> HuggingFaceModel:
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=toy_tokenizer(25, order=1), bos_token="<bos>", eos_token="<eos>"
-    )
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=256,
-        eos_token_id=tokenizer.eos_token_id,
-        initializer_range=0.2,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    write_drafter(folder, context_length=256)
     return HuggingFaceModel(folder, name="tiny", precision="float32")
 
 
