@@ -71,7 +71,7 @@ def test_json_across_vocabularies(qwen, drafter) -> None:  # type: ignore[no-unt
     }
     model = OmniDraft(qwen, drafter)
     for options in ({"method": "text"}, {"method": "prefill", "temperature": 1.0, "seed": 1}):
-        answer = model.generate("A person, as JSON.", json_schema=schema, max_tokens=40, **options)
+        answer = model.generate("A person, as JSON.", json_schema=schema, max_tokens=40, k=4, **options)
         assert json.loads(answer.text).keys() == {"name", "age"}
     assert model.stats.steps < model.stats.tokens
 
