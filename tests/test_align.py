@@ -11,6 +11,7 @@ from toy import ToyModel, toy_vocab
 
 from omnidraft import OmniDraft, align, loading
 from omnidraft.align import report
+from omnidraft.catalog import DEFAULT_DRAFTER
 from omnidraft.errors import NGramFileError, OmniDraftError, OptionError
 from omnidraft.ngrams import Trie
 from omnidraft.spellings import Lexicon
@@ -68,7 +69,7 @@ def test_a_text_that_does_not_cross_is_called_poor() -> None:
 
 @pytest.fixture
 def toys(monkeypatch: pytest.MonkeyPatch) -> None:
-    vocabs = {"smollm2-135m": SMALL, "qwen2.5-coder-0.5b": LARGE}
+    vocabs = {DEFAULT_DRAFTER: SMALL, "qwen2.5-coder-0.5b": LARGE}
     monkeypatch.setattr(align, "load_vocab", lambda name: vocabs[name])
 
 
@@ -134,7 +135,7 @@ def test_mistakes_of_the_commands_cost_no_loading(
 def test_explain_prints_steps_and_writes_their_svg(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    models = {"qwen2.5-coder-0.5b": ToyModel(LARGE, seed=1), "smollm2-135m": ToyModel(SMALL, seed=2)}
+    models = {"qwen2.5-coder-0.5b": ToyModel(LARGE, seed=1), DEFAULT_DRAFTER: ToyModel(SMALL, seed=2)}
     monkeypatch.setattr(loading, "load_model", lambda name, **options: models[name])
     explain = ["explain", "-t", "qwen2.5-coder-0.5b", "--max-tokens", "12", "the flake"]
     call(*explain)

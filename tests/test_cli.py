@@ -10,6 +10,7 @@ import pytest
 from toy import ToyModel, toy_vocab
 
 from omnidraft import OmniDraft, bench, cli, loading
+from omnidraft.catalog import DEFAULT_DRAFTER
 
 TARGET = ToyModel(toy_vocab(60, order=2, padding=5), name="target", seed=1)
 DRAFTER = ToyModel(toy_vocab(25, order=1), name="drafter", seed=2)
@@ -101,7 +102,7 @@ def test_what_starts_at_once_imports_nothing_heavy(program: str, unwanted: set[s
 @pytest.fixture
 def toys(monkeypatch: pytest.MonkeyPatch) -> None:
     """The commands' own code over toy models."""
-    models = {"qwen2.5-coder-0.5b": TARGET, "smollm2-135m": DRAFTER}
+    models = {"qwen2.5-coder-0.5b": TARGET, DEFAULT_DRAFTER: DRAFTER}
     monkeypatch.setattr(loading, "load_model", lambda name, **options: models[name])
 
 

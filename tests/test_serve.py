@@ -204,7 +204,23 @@ def test_targets_are_loaded_on_demand_and_share_the_drafter() -> None:
         ({"messages": []}, 400, "messages"),
         ({"messages": [{"role": "king", "content": "x"}]}, 400, "messages.0.role"),
         ({"messages": [{"role": "user", "content": ""}]}, 400, "empty"),
+        (
+            {
+                "messages": [  # which toy's template has no words for
+                    {
+                        "role": "assistant",
+                        "content": "",
+                        "tool_calls": [
+                            {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+                        ],
+                    }
+                ]
+            },
+            400,
+            "empty",
+        ),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages.0.content"),
+        ({"repetition_penalty": 1e-45}, 400, "repetition_penalty"),
         ({"temperature": 3}, 400, "temperature"),
         ({"max_tokens": 0}, 400, "max_tokens"),
         ({"n": 17}, 400, "n: "),
@@ -242,6 +258,13 @@ def test_bodies_that_are_no_request(up: Served, body: bytes) -> None:
     refused = up.http.post("/v1/chat/completions", content=body, headers={"Content-Type": "application/json"})
     assert refused.status_code == 400
     assert refused.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("prompt", ["", [], [[]], [""], 5, [[-1]]])
+def test_prompts_that_are_none(up: Served, prompt: object) -> None:
+    refused = up.http.post("/v1/completions", json={"prompt": prompt, "max_tokens": 3})
+    assert refused.status_code == 400
+    assert re.match("(the )?prompt( is empty|[.0-9]*: )", refused.json()["error"]["message"]), refused.text
 
 
 def test_openais_client_knows_the_errors(up: Served) -> None:

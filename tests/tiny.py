@@ -7,7 +7,9 @@ from pathlib import Path
 
 from toy import toy_tokenizer
 
+from omnidraft import catalog
 from omnidraft.cache import MANIFEST, sha256_of
+from omnidraft.catalog import DEFAULT_DRAFTER, SHIPPED_DRAFTERS
 
 _LONGEST = 16  # tokens of an answer
 
@@ -46,11 +48,15 @@ def write_tiny(folder: Path, *, merges: int = 25, order: int = 0, context_length
 
 def write_home(home: Path) -> Path:
     """A cache folder in which the known models are such checkpoints: names and defaults work as for a user."""
-    for order, name in enumerate(("smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")):
+    for order, name in enumerate(
+        (DEFAULT_DRAFTER, "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b", "smollm2-135m")
+    ):
         folder = home / "models" / name / "checkpoint"
         write_tiny(folder, merges=25 + 10 * order, order=order, context_length=4096)
         manifest = dict.fromkeys(("source", "sha256", "upstream", "licence"), "tiny")
         files = {file.name: sha256_of(file) for file in folder.iterdir()}
         record = manifest | {"name": name, "size": 0, "mtime_ns": 0, "files": files}
+        if name in SHIPPED_DRAFTERS:  # made anew when the package's file is another
+            record["sha256"] = sha256_of(Path(catalog.__file__).parent / SHIPPED_DRAFTERS[name].file)
         (folder / MANIFEST).write_text(json.dumps(record))
     return home

@@ -78,6 +78,8 @@ SHIPPED_DRAFTERS = {
     ),
 }
 
+DEFAULT_DRAFTER = "omnidraft-nano"
+
 
 def is_known(name: str) -> bool:
     """Whether it is a short name."""

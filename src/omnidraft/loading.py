@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Protocol, cast, get_args
 
 from omnidraft import hub
+from omnidraft.catalog import DEFAULT_DRAFTER, SHIPPED_DRAFTERS
 from omnidraft.engine import OmniDraft
 from omnidraft.errors import MissingExtraError, OptionError, UnsupportedModelError, is_count
 from omnidraft.ngrams import Eviction
 from omnidraft.session import Model
 
-DEFAULT_DRAFTER = "smollm2-135m"
 # engine -> (module, extra), in the order in which `auto` prefers them on a CPU (docs/decisions.md)
 _BACKENDS = {
     "openvino": ("openvino", "openvino"),
@@ -81,7 +81,8 @@ def load(
         raise OptionError(
             "precision 'mixed' is for drafters; use 'auto', which gives it to the drafter alone"
         )
-    if drafter_engine == "auto":
+    no_gguf = engine == "llamacpp" and drafter in SHIPPED_DRAFTERS
+    if drafter_engine == "auto" and not no_gguf:
         drafter_engine = engine
         drafter_precision = precision if drafter_precision == "auto" else drafter_precision
     chosen = [(target, engine, precision), (drafter, drafter_engine, drafter_precision)]

@@ -17,6 +17,8 @@ from omnidraft.errors import InvalidLogitsError, OmniDraftError, OptionError, is
 from omnidraft.types import Row
 
 _TEMPERATURES = 1e-6, 1e6  # logits divided by less, or by more, leave the range of float32
+_REPETITION_PENALTIES = 1e-3, 1e3  # the same
+_MOST_ADDED = 1e6  # the same
 
 
 class Processor(Protocol):
@@ -66,9 +68,19 @@ class Sampling:
         check(is_number(self.top_p) and 0 < self.top_p <= 1, "top_p", "a number above 0, at most 1")
         check(is_number(self.min_p) and 0 <= self.min_p < 1, "min_p", "a number, at least 0, below 1")
         penalty = self.repetition_penalty
-        check(is_number(penalty) and penalty > 0, "repetition_penalty", "a number above 0")
-        check(is_number(self.presence_penalty), "presence_penalty", "a finite number")
-        check(is_number(self.frequency_penalty), "frequency_penalty", "a finite number")
+        low, high = _REPETITION_PENALTIES
+        check(
+            is_number(penalty) and low <= penalty <= high,
+            "repetition_penalty",
+            f"a number from {low:g} to {high:g}",
+        )
+        for name in ("presence_penalty", "frequency_penalty"):
+            added = getattr(self, name)
+            check(
+                is_number(added) and abs(added) <= _MOST_ADDED,
+                name,
+                f"a number from {-_MOST_ADDED:g} to {_MOST_ADDED:g}",
+            )
         check(self.seed is None or (is_count(self.seed) and self.seed >= 0), "seed", "an integer, 0 or more")
 
 

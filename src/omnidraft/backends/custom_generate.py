@@ -14,9 +14,10 @@ from transformers import AutoTokenizer
 from transformers.generation import GenerateDecoderOnlyOutput, GenerationConfig, GenerationMode
 
 from omnidraft.backends.huggingface import HuggingFaceModel
+from omnidraft.catalog import DEFAULT_DRAFTER
 from omnidraft.engine import OmniDraft, make_options
 from omnidraft.errors import ContextLengthError, OptionError
-from omnidraft.loading import DEFAULT_DRAFTER, load_model
+from omnidraft.loading import load_model
 from omnidraft.processors import transformers_processor
 from omnidraft.session import Model
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from omnidraft.catalog import DEFAULT_DRAFTER
 from omnidraft.cli.common import engines, err, load, ngrams_kept, read_prompt
 from omnidraft.cli.options import (
     Device,
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 def generate(
     prompt: Prompt,
     target: Target,
-    drafter: DrafterName = "smollm2-135m",
+    drafter: DrafterName = DEFAULT_DRAFTER,
     method: MethodName = "auto",
     verification: Verification = "auto",
     splits: Splits = None,
@@ -149,7 +150,7 @@ def chat(
     api_key: Annotated[
         str, typer.Option(envvar="OMNIDRAFT_API_KEY", help="The server's.", show_default=False)
     ] = "",
-    drafter: DrafterName = "smollm2-135m",
+    drafter: DrafterName = DEFAULT_DRAFTER,
     method: MethodName = "auto",
     verification: Verification = "auto",
     splits: Splits = None,

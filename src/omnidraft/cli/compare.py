@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from omnidraft.catalog import DEFAULT_DRAFTER
 from omnidraft.cli.common import check_options, check_writable, engines, err, load, out
 from omnidraft.cli.options import (
     Device,
@@ -40,7 +41,7 @@ _COLOURS = {"drafted": "green", "lookup": "magenta", "correction": "yellow", "fr
 def bench(
     target: Target,
     task: Annotated[str, typer.Option(help="Tasks or files of prompts, separated by commas.")],
-    drafter: DrafterName = "smollm2-135m",
+    drafter: DrafterName = DEFAULT_DRAFTER,
     data: Annotated[Path, typer.Option(help="Folder of the task data.")] = Path("../shared/data"),
     limit: Annotated[int, typer.Option(help="Prompts per task.")] = 10,
     methods: Annotated[
@@ -106,7 +107,7 @@ def bench(
 
 def demo(
     target: Target = "qwen2.5-coder-0.5b",
-    drafter: DrafterName = "smollm2-135m",
+    drafter: DrafterName = DEFAULT_DRAFTER,
     k: K = None,
     max_tokens: MaxTokens = 48,
     engine: Engine = "auto",

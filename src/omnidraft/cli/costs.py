@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from omnidraft.catalog import DEFAULT_DRAFTER
 from omnidraft.cli.common import check_writable, engines, load, out
 from omnidraft.cli.options import (
     Device,
@@ -26,7 +27,7 @@ def curve(
     model: Annotated[
         str, typer.Option("--model", "-m", help="The target: a name, hub id, folder or GGUF file.")
     ],
-    drafter: DrafterName = "smollm2-135m",
+    drafter: DrafterName = DEFAULT_DRAFTER,
     longest: Annotated[int, typer.Option(help="Most tokens of a pass.")] = 16,
     context: Annotated[int, typer.Option(help="Tokens that the cache holds before a pass.")] = 64,
     repeat: Annotated[int, typer.Option(help="Passes of each size; the median counts.")] = 9,

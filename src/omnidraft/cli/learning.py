@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from omnidraft.catalog import DEFAULT_DRAFTER
 from omnidraft.cli.common import check_options, check_writable, engines, err, load, out
 from omnidraft.cli.options import (
     Device,
@@ -41,7 +42,7 @@ def adapt(
     prompts: Annotated[
         Path | None, typer.Option(help="Prompts of your own instead; every tenth judges.")
     ] = None,
-    drafter: DrafterName = "smollm2-135m",
+    drafter: DrafterName = DEFAULT_DRAFTER,
     data: Annotated[Path, typer.Option(help="Folder of the task data.")] = Path("../shared/data"),
     limit: Annotated[int, typer.Option(help="Prompts of the stream.")] = 100,
     held_out: Annotated[int, typer.Option(help="Prompts that are answered before and after.")] = 20,

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from omnidraft.catalog import DEFAULT_DRAFTER
 from omnidraft.cli.common import engines, err
 from omnidraft.cli.options import (
     Device,
@@ -28,7 +29,7 @@ def serve(
         list[str],
         typer.Option("--target", "-t", help="A model to serve; may be repeated, the first is the default."),
     ],
-    drafter: DrafterName = "smollm2-135m",
+    drafter: DrafterName = DEFAULT_DRAFTER,
     host: Annotated[
         str, typer.Option(help="Another than a loopback address needs an API key.")
     ] = "127.0.0.1",

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from omnidraft.catalog import DEFAULT_DRAFTER
 from omnidraft.cli.common import check_writable, engines, load, out, read_prompt
 from omnidraft.cli.options import (
     Device,
@@ -33,7 +34,7 @@ from omnidraft.errors import OptionError
 def explain(
     prompt: Prompt,
     target: Target,
-    drafter: DrafterName = "smollm2-135m",
+    drafter: DrafterName = DEFAULT_DRAFTER,
     method: MethodName = "auto",
     verification: Verification = "auto",
     splits: Splits = None,

@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from omnidraft.catalog import DEFAULT_DRAFTER
 from omnidraft.cli.common import check_writable, example, out
 from omnidraft.cli.options import DrafterName, Target
 from omnidraft.errors import OptionError
@@ -26,7 +27,7 @@ NGramFile = Annotated[Path, typer.Argument(help="A file written by --ngrams.")]
 
 def align(
     target: Target,
-    drafter: DrafterName = "smollm2-135m",
+    drafter: DrafterName = DEFAULT_DRAFTER,
     text: Annotated[
         Path | None, typer.Option(help="A text file to measure on; without one, a sample of our own.")
     ] = None,

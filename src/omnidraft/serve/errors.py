@@ -107,7 +107,12 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"] if part != "body")
+        # Of a field that may have several types, pydantic names the type too: "constrained-str", "list[int]".
+        where = ".".join(
+            str(part)
+            for part in first["loc"]
+            if part != "body" and (isinstance(part, int) or part.isidentifier())
+        )
         message = f"{where}: {first['msg']}" if where else first["msg"]
         # The client's own words may be no valid Unicode.
         message = message.encode("utf-8", "replace").decode()

@@ -148,7 +148,7 @@ class _Request(BaseModel):
     top_p: Annotated[float | None, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
     top_k: Annotated[int | None, Field(ge=-1, le=1 << 31)] = 0
     min_p: Annotated[float | None, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
-    repetition_penalty: Annotated[float | None, Field(gt=0, le=10, allow_inf_nan=False)] = 1.0
+    repetition_penalty: Annotated[float | None, Field(ge=0.01, le=10, allow_inf_nan=False)] = 1.0
     presence_penalty: _Penalty = 0.0
     frequency_penalty: _Penalty = 0.0
     seed: Annotated[int | None, Field(ge=0, lt=1 << 63)] = None

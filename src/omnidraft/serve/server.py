@@ -53,11 +53,12 @@ class Server:
 
         def prepare(target: Target) -> tuple[list[list[int]], Form]:
             messages = [message.for_template() for message in asked.messages]
-            if not any(message["content"] or message.get("tool_calls") for message in messages):
-                raise OptionError("the messages are empty; give some text")
             self._say(target, messages)
             tools = asked.offered_tools
             prompt = target.model.target.chat(messages, tools)
+            said = any(message["content"] or message.get("tool_calls") for message in messages)
+            if not (said and prompt):  # a template may have no words for tool calls
+                raise OptionError("the messages are empty; give some text")
             form = ChatForm(
                 target,
                 steps=asked.omnidraft.steps,
