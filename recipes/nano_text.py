@@ -1,11 +1,11 @@
 """The training text of omnidraft-nano: each part from where its licence allows it, and a list that says so.
 
-    python recipes/nano_text.py --data DIR --docs DIR --recordings FILE ... --out text
+    python recipes/nano_text.py --data DIR --docs DIR --recordings FILE ... [--answers FILE ...] --out text
 
 `--data`: the task data (GSM8K's training split, MBPP's training and validation splits; nothing else of it is read).
 `--docs`: the sources of Python's documentation, .rst or .rst.txt. `--recordings`: answers of a target to training
-prompts, as `omnidraft experiment` keeps them in the cache folder. Python's standard library is taken from the running
-Python.
+prompts, as `omnidraft experiment` keeps them in the cache folder; `--answers`: more of them, by
+`recipes/target_answers.py`. Python's standard library is taken from the running Python.
 `text/SOURCES.json` says of each part what it is and its licence; `judge.jsonl` beside `text` holds answers kept out of
 it, on which a drafter is judged while it is trained.
 """
@@ -45,12 +45,14 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--docs", type=Path, required=True)
     parser.add_argument("--recordings", type=Path, nargs="+", required=True)
+    parser.add_argument("--answers", type=Path, nargs="*", default=[])
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     draw = random.Random(0)
     answers = [row for file in given.recordings for row in recorded(file)]
     judges, taught = answers[::JUDGED], [row for i, row in enumerate(answers) if i % JUDGED]
+    taught += [row for file in given.answers for row in lines(file)]
     targets = ", ".join(sorted({row["by"] for row in answers}))
     parts: list[tuple[str, str, str, int, Iterable[Row]]] = [
         ("gsm8k", "openai/grade-school-math, training split", "MIT", 1, gsm8k(given.data, draw)),
@@ -61,7 +63,7 @@ def main() -> None:
             2,
             mbpp(given.data, draw),
         ),
-        ("answers", f"answers of {targets} to such prompts", "Apache-2.0", 12, conversations(taught, draw)),
+        ("answers", f"answers of {targets} to such prompts", "Apache-2.0", 10, conversations(taught, draw)),
         ("python-docs", "Python's documentation", "PSF-2.0", 1, documentation(given.docs, draw, 500_000)),
         ("python-source", "Python's standard library", "PSF-2.0", 1, sources(draw, 500_000)),
     ]

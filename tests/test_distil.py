@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -190,6 +191,21 @@ def test_a_killed_training_goes_on_to_the_same_weights(
     mine, theirs = weights(out), weights(built)
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_training_that_is_over_can_be_made_longer_on_other_text(
+    built: Path, parent: str, corpus: Path, tmp_path: Path
+) -> None:
+    from omnidraft.distil.train import build_drafter
+
+    longer = tmp_path / "longer"
+    shutil.copytree(built, longer)
+    (tmp_path / "more.txt").write_text(text(400))
+    build_drafter(recipe(parent, teacher=0.5, steps=20), [corpus, tmp_path / "more.txt"], longer, resume=True)
+    about, before = (json.loads((folder / "drafter.json").read_text()) for folder in (longer, built))
+    assert (before["step"], about["step"]) == (12, 20)
+    assert about["kept"] == before["kept"]
+    assert not all(torch.equal(weights(longer)[name], weight) for name, weight in weights(built).items())
 
 
 def test_only_layers_norms_and_the_translator_are_trained(built: Path, parent: str) -> None:

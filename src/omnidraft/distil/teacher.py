@@ -39,9 +39,9 @@ class TeacherRows:
             self._kept = torch.tensor(kept, device=parent.device)
             self._pieces = pieces.to(parent.device)
         entries = (*shape, min(KEPT, width if kept is None else len(kept)))
-        self._symbols = _opened(folder / "rows.symbols", np.int32, entries)
-        self._chances = _opened(folder / "rows.chances", np.float16, entries)
-        self._known = _opened(folder / "rows.known", np.bool_, shape[:1])
+        self._symbols = _opened(folder / "symbols", np.int32, entries)
+        self._chances = _opened(folder / "chances", np.float16, entries)
+        self._known = _opened(folder / "known", np.bool_, shape[:1])
 
     def __len__(self) -> int:
         return len(self._known)

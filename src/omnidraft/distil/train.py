@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
 import math
 import os
@@ -89,7 +90,10 @@ def build_drafter(
     teacher = None
     if taught := round(recipe.teacher * len(sequences)):
         contents = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-        teacher = TeacherRows(work, parent, contents, kept, (taught, recipe.length))
+        digest = hashlib.blake2b(sequences[:taught].tobytes(), digest_size=8).hexdigest()
+        rows = work / f"rows-{digest}"  # resumed on other text, other rows are needed
+        rows.mkdir(exist_ok=True)
+        teacher = TeacherRows(rows, parent, contents, kept, (taught, recipe.length))
     run = _Training(recipe, student, teacher, sequences, work)
     if not run.step:
         student.fit(parent, kept, run.batches(_FITTED))

@@ -78,10 +78,10 @@ class Scale:
 
 LAPTOP = Scale(
     name="laptop",
-    drafter="smollm2-135m",
+    drafter="omnidraft-nano",
     larger_drafter="smollm2-135m",
     targets=("qwen2.5-coder-0.5b", "gemma3-270m"),
-    same_vocabulary=("qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"),
+    same_vocabulary=("omnidraft-nano", "smollm2-135m"),
     scaling=("qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"),
     tasks=("gsm8k", "mbpp", "alpaca", "xsum"),
     train=dict(gsm8k=160, mbpp=160, alpaca=160, xsum=160),
