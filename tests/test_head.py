@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,7 @@ from omnidraft.learn.head import Head, HeadModule, HeadTrainer, bce, examples
 from omnidraft.learn.losses import Pushed
 from omnidraft.learn.profile import Arrays, ProfileStore
 from omnidraft.learn.traces import Trace
-from omnidraft.session import feed, write
+from omnidraft.session import feed
 
 
 @pytest.fixture(scope="module")
@@ -238,23 +237,3 @@ def test_a_head_of_another_drafter_is_named_and_left_out(drafter: HuggingFaceMod
     assert "the head does not fit a drafter of hidden size 64" in (learner.problem or "")
     assert again.generate(PROMPTS[0], max_tokens=10).tokens
     again.close()
-
-
-def test_the_benchmark_writes_ahead_as_a_session_does(drafter: HuggingFaceModel, traces: list[Trace]) -> None:
-    path = Path(__file__).parents[1] / "benchmarks" / "head.py"
-    spec = importlib.util.spec_from_file_location("head_benchmark", path)
-    assert spec is not None
-    assert spec.loader is not None
-    benchmark = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(benchmark)
-    trainer = trainer_of(drafter)
-    trainer.update(traces[:2])
-    tokens = traces[0].tokens.tolist()
-    # The last tokens of a context may be spelled otherwise than in the whole.
-    contexts = [tokens[:10], [*tokens[:11], 3, 4], tokens[:15], tokens[:30]]
-    written, hidden, _ = benchmark._write(trainer, contexts, adapted=True)
-    session = drafter.adapted(trainer.weights()).session()
-    for context, own, states in zip(contexts, written.tolist(), hidden, strict=True):
-        assert own == write(session, context, 8, trainer.usable.numpy(), ())
-        feed(session, context, 1)
-        np.testing.assert_allclose(states[0], session.hidden[0], atol=1e-4)
