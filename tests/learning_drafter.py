@@ -33,16 +33,14 @@ def write_drafter(folder: Path, context_length: int = 4096) -> Path:
 
 
 def serve(folder: Path) -> None:
-    """Serve the toy target, save after every update, and print the address."""
+    """Serve the toy target and print the address."""
     from serving import TARGET
 
     from omnidraft import OmniDraft
     from omnidraft.backends.huggingface import HuggingFaceModel
-    from omnidraft.learn import learner
     from omnidraft.serve.app import run
     from omnidraft.serve.settings import Settings
 
-    learner._SAVE_EVERY = 0.0
     drafter = HuggingFaceModel(folder, name="tiny", precision="float32")
     run(
         Settings(("target",), port=0, learn="between"),

@@ -37,7 +37,6 @@ from omnidraft.session import Model
 
 _REPLAY = 64 << 20  # bytes
 _HISTORY = 1 << 17  # tokens, 2 MB
-_SAVE_EVERY = 30.0  # seconds; what a crash can lose
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +86,6 @@ class Learner:
         self._adapter: dict[str, Any] = {}
         self._optimizer: dict[str, Any] = {}
         self._started = perf_counter()
-        self._saved = perf_counter()
         self._update_seconds = 0.0  # of the last update
         self._turn = threading.Condition()
         self._asked = 0  # requests under way
@@ -233,8 +231,9 @@ class Learner:
         self._update_seconds = perf_counter() - start
         self.account.seconds += self._update_seconds
         self.on_update(update)
-        if perf_counter() - self._saved > _SAVE_EVERY:
-            self.save()
+        start = perf_counter()
+        self.save()  # so a crash loses one update at most
+        self.account.seconds += perf_counter() - start
         return update
 
     def stop(self) -> Stop | None:
@@ -313,7 +312,6 @@ class Learner:
         Raises:
             ProfileError: it cannot be written; what was saved before stays.
         """
-        self._saved = perf_counter()
         if self._store is None or self._key is None:
             return
         with self._turn:  # a request may end meanwhile
