@@ -9,10 +9,10 @@ import numpy as np
 
 from omnidraft.bench import method_options
 from omnidraft.drafting import Drafter
-from omnidraft.engine import make_options
 from omnidraft.experiments import markdown, statistics
 from omnidraft.experiments.experiment import Claim, Experiment
 from omnidraft.ngrams import Trie
+from omnidraft.options import make_options
 from omnidraft.sampling import Sampler, Sampling
 from omnidraft.session import feed
 from omnidraft.translate import SymbolTranslator

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from toy import CORPUS, ToyModel, toy_vocab
 
 from omnidraft import OmniDraft
-from omnidraft.engine import make_options
 from omnidraft.errors import NGramFileError, OptionError
 from omnidraft.ngram_files import read_ngrams
 from omnidraft.ngrams import Trie
+from omnidraft.options import make_options
 from omnidraft.spellings import Lexicon
 from omnidraft.translate import SymbolTranslator
 from omnidraft.types import Draft

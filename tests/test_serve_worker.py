@@ -16,7 +16,7 @@ from serving import DRAFTER, TARGET, Slow, plain, served
 from toy import ToyModel
 
 from omnidraft import OmniDraft
-from omnidraft.engine import make_options
+from omnidraft.options import make_options
 from omnidraft.serve.profiles import Profiles
 from omnidraft.serve.settings import Settings
 from omnidraft.serve.targets import Targets

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 from omnidraft.errors import OmniDraftError
 
 if TYPE_CHECKING:
+    from omnidraft.answers import Answer, Stream
     from omnidraft.backends.custom_generate import custom_generate
-    from omnidraft.engine import Answer, OmniDraft, Options, Stream
+    from omnidraft.engine import OmniDraft
     from omnidraft.loading import load, load_model
+    from omnidraft.options import Options
     from omnidraft.sampling import Sampling
     from omnidraft.stats import Stats
     from omnidraft.types import Step
@@ -36,10 +38,10 @@ __all__ = [
 ]
 
 _HOME = {
-    "Answer": "engine",
+    "Answer": "answers",
     "OmniDraft": "engine",
-    "Options": "engine",
-    "Stream": "engine",
+    "Options": "options",
+    "Stream": "answers",
     "custom_generate": "backends.custom_generate",
     "load": "loading",
     "load_model": "loading",

@@ -9,8 +9,9 @@ from statistics import median
 from typing import Any
 
 from omnidraft.decode import Chunk
-from omnidraft.engine import OmniDraft, make_options
+from omnidraft.engine import OmniDraft
 from omnidraft.errors import OptionError
+from omnidraft.options import make_options
 from omnidraft.session import Model
 from omnidraft.stats import Stats
 

@@ -20,7 +20,8 @@ from omnidraft.types import Step
 from omnidraft.vocab import Alignment, Vocab
 
 if TYPE_CHECKING:
-    from omnidraft.engine import Message, OmniDraft
+    from omnidraft.engine import OmniDraft
+    from omnidraft.options import Message
 
 Mark = Literal["", "accepted", "rejected", "unseen", "correction", "free"]
 Unit = int | str  # of the drafted text: a byte, or a special token
@@ -115,7 +116,7 @@ class Picture:
 
 def explain(model: OmniDraft, prompt: str | Sequence[Message], **options: Any) -> Iterator[Picture]:
     """The steps of an answer as pictures, as they are decoded; options and errors as in `OmniDraft.stream`."""
-    from omnidraft.engine import make_options
+    from omnidraft.options import make_options
 
     strategy = make_options(**options).strategy
     if model.alignment is None or model.drafter is None or strategy.method in ("plain", "lookup"):

@@ -15,9 +15,10 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerationConfig,
 
 from omnidraft.backends.huggingface import HuggingFaceModel
 from omnidraft.catalog import DEFAULT_DRAFTER
-from omnidraft.engine import OmniDraft, make_options
+from omnidraft.engine import OmniDraft
 from omnidraft.errors import ContextLengthError, OptionError
 from omnidraft.loading import load_model
+from omnidraft.options import make_options
 from omnidraft.processors import transformers_processor
 from omnidraft.session import Model
 

@@ -27,7 +27,7 @@ def example(command: str) -> str:
 
 def read_prompt(prompt: str) -> str:
     """The prompt of the command line; - stands for standard input."""
-    from omnidraft.engine import check_text
+    from omnidraft.options import check_text
 
     try:
         prompt = sys.stdin.read() if prompt == "-" else prompt
@@ -41,7 +41,7 @@ def read_prompt(prompt: str) -> str:
 
 def check_options(options: dict[str, Any]) -> None:
     """Refuse bad options before a model is loaded."""
-    from omnidraft.engine import make_options
+    from omnidraft.options import make_options
 
     make_options(**options)
 
@@ -93,8 +93,8 @@ def ngrams_kept(path: Path | None, options: dict[str, Any]) -> Iterator[Callable
     if path is None:
         yield lambda model: None
         return
-    from omnidraft.engine import make_options
     from omnidraft.ngram_files import read_ngrams
+    from omnidraft.options import make_options
 
     strategy = make_options(**options).strategy
     if strategy.method != "ngram":

@@ -17,10 +17,10 @@ from omnidraft.bench import method_options
 from omnidraft.control import Fixed
 from omnidraft.decode import decode
 from omnidraft.drafting import Drafter, Stop
-from omnidraft.engine import make_options
 from omnidraft.experiments.experiment import Measured
 from omnidraft.learn.record import Recorded, RecordedSession
 from omnidraft.ngrams import Eviction, Trie
+from omnidraft.options import make_options
 from omnidraft.sampling import Sampler, Sampling
 from omnidraft.session import Session, feed
 from omnidraft.spellings import Lexicon

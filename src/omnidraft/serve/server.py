@@ -13,9 +13,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from omnidraft.engine import OmniDraft, Options, make_options
+from omnidraft.engine import OmniDraft
 from omnidraft.errors import ContextLengthError, OptionError
 from omnidraft.learn.profile import ProfileStore
+from omnidraft.options import Options, make_options
 from omnidraft.serve.answers import ChatForm, CompletionForm, Form, event
 from omnidraft.serve.errors import ApiError
 from omnidraft.serve.exchange import Batch, ClientGone, Exchange

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from omnidraft.engine import make_options
 from omnidraft.errors import OptionError
 from omnidraft.learn.manifest import ProfileKey
+from omnidraft.options import make_options
 
 LOCAL_NAMES = ("127.0.0.1", "localhost", "::1")
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from omnidraft.answers import Stream
 from omnidraft.decode import Chunk
-from omnidraft.engine import Options, Stream
 from omnidraft.errors import OmniDraftError
+from omnidraft.options import Options
 from omnidraft.serve.errors import ApiError, as_api_error
 from omnidraft.serve.logprobs import TokenLogprob, logprobs_of
 from omnidraft.serve.profiles import Profiles
