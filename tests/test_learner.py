@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +19,13 @@ import torch
 
 from omnidraft import OmniDraft
 from omnidraft.backends.huggingface import HuggingFaceModel
-from omnidraft.errors import OptionError
+from omnidraft.errors import MissingExtraError, OptionError, ProfileError
+from omnidraft.learn.guard import Guard
 from omnidraft.learn.learner import Learner
 from omnidraft.learn.profile import Arrays, ProfileStore
 from omnidraft.learn.settings import Learning
 from omnidraft.learn.traces import Trace
-from omnidraft.learn.trainer import Trainer, Training
+from omnidraft.learn.trainer import Look, Trainer, Training
 from omnidraft.session import feed
 
 TARGET = ToyModel(toy_vocab(60, order=2, padding=5), name="target", seed=1)
@@ -275,6 +278,16 @@ def test_bad_options_are_refused(drafter: HuggingFaceModel) -> None:
         ({"when": "always"}, "unknown learn 'always'; use one of off, between, idle"),
         ({"loss": "kl"}, "unknown loss 'kl'"),
         ({"rank": -1}, "rank is -1"),
+        ({"rank": 0}, "rank is 0"),
+        ({"rank": "8"}, "rank is '8'"),
+        ({"batch": 1.5}, "batch is 1.5"),
+        ({"length": 0}, "length is 0"),
+        ({"clip": 0.0}, "clip is 0"),
+        ({"weight_decay": -1.0}, "weight_decay is -1"),
+        ({"learning_rate": "fast"}, "learning_rate is 'fast'"),
+        ({"loss": ["kl"]}, "unknown loss"),
+        ({"budget": "x"}, "budget is 'x'"),
+        ({"gamma": None}, "gamma is None"),
         ({"learning_rate": 0.0}, "learning_rate is 0"),
         ({"batch": 0}, "batch is 0"),
         ({"budget": 0.0}, "budget is 0"),
@@ -325,3 +338,134 @@ def test_a_history_of_no_tokens_is_refused(
     assert learner.problem is not None
     assert "no tokens of the target" in learner.problem
     assert not learner.history.tokens
+
+
+def test_learning_of_earlier_days_leaves_today_its_budget(drafter: HuggingFaceModel, tmp_path: Path) -> None:
+    store = ProfileStore(tmp_path)
+    for day in (1, 2):
+        model = OmniDraft(TARGET, drafter)
+        learner = model.learn(profile="me", store=store, budget=1.0, **FAST)
+        updates = learner.account.updates
+        for prompt in PROMPTS[:4]:
+            model.generate(prompt, max_tokens=20)
+        assert learner.account.updates > updates, f"nothing was learned on day {day}"
+        learner.account.seconds += 1000
+        model.close()
+
+
+def test_an_answer_that_a_stop_string_ends_is_learned_from(drafter: HuggingFaceModel) -> None:
+    model = OmniDraft(TARGET, drafter)
+    learner = model.learn(budget=1.0, **FAST)
+    for prompt in PROMPTS[:4]:
+        text = model.generate(prompt, max_tokens=30, method="plain").text
+        learner._fresh.clear()
+        updates = learner.account.updates
+        for _ in range(FAST["batch"]):
+            answer = model.generate(prompt, max_tokens=30, stop=text[5])
+            assert answer.finish_reason == "stop"
+            assert len(answer.text) < len(text)
+        assert learner.account.updates > updates
+
+
+def test_what_waits_to_be_learned_is_bounded_as_the_replay_buffer_is(drafter: HuggingFaceModel) -> None:
+    model = OmniDraft(TARGET, drafter)
+    learner = model.learn(batch=999)
+    model.generate(PROMPTS[0], max_tokens=20)
+    learner._replay.limit = 3 * learner._replay.nbytes
+    for _ in range(8):
+        model.generate(PROMPTS[0], max_tokens=20)
+    assert len(learner._fresh) == len(learner._replay) == 3
+
+
+def test_an_answer_held_out_while_the_background_judges_does_not_stop_it(
+    traces: list[Trace], drafter: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard, trainer = Guard(), trainer_of(drafter)
+    for trace in traces:
+        guard.keep(trace, None)
+    look = Trainer.look
+    monkeypatch.setattr(
+        Trainer, "look", lambda *given, **how: guard.keep(traces[0], None) or look(*given, **how)
+    )
+    assert [guard.objects(trainer) for _ in range(4)] == [False] * 4
+    assert guard.agreement is not None
+
+
+def test_an_answer_is_never_judged_by_what_was_measured_of_another(traces: list[Trace]) -> None:
+    """Of those held out the oldest go, and their places in memory are used again."""
+
+    class Told:
+        training = Training()
+        agreement = 1.0
+
+        def look(self, trace: Trace, *, adapted: bool = True) -> Look:
+            return Look(self.agreement, None)
+
+        def weights(self) -> dict[str, object]:
+            return {}
+
+    guard, trainer = Guard(), Told()
+    for agreement in (1.0, 0.0):
+        trainer.agreement = agreement
+        for _ in range(12):
+            guard.keep(replace(traces[0]), None)
+        assert not any(guard.objects(trainer) for _ in range(4)), "other answers are no worse than themselves"
+
+
+def test_a_mistake_leaves_what_learns_as_it_is(drafter: HuggingFaceModel, tmp_path: Path) -> None:
+    store = ProfileStore(tmp_path)
+    model = OmniDraft(TARGET, drafter)
+    learner = model.learn(profile="me", store=store, budget=1.0, **FAST)
+    for options in ({"when": "always"}, {"loss": "kl"}, {"rank": 0}):
+        with pytest.raises(OptionError):
+            model.learn(**{"profile": "me", "store": store} | options)
+    for prompt in PROMPTS[:2]:
+        model.generate(prompt, max_tokens=20)
+    assert model.learner is learner
+    assert learner.account.updates == 1
+    model.close()
+    assert len(store.open(learner._key).arrays("replay")["tokens"])
+
+
+def test_after_close_nothing_is_learned_until_it_is_asked_for_again(
+    drafter: HuggingFaceModel, tmp_path: Path
+) -> None:
+    store = ProfileStore(tmp_path)
+    model = OmniDraft(TARGET, drafter)
+    learner = model.learn(profile="me", store=store, budget=1.0, **FAST)
+    model.close()
+    for prompt in PROMPTS[:2]:
+        model.generate(prompt, max_tokens=20)
+    assert learner.account.answers == 0
+    again = model.learn(profile="me", store=store, budget=1.0, **FAST)
+    for prompt in PROMPTS[:2]:
+        model.generate(prompt, max_tokens=20)
+    assert again.account.updates == 1
+    model.close()
+
+
+def test_a_missing_library_is_named_before_anything_is_answered(
+    drafter: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    model = OmniDraft(TARGET, drafter)
+    with pytest.raises(MissingExtraError, match=r"omnidraft\[learn\]"):
+        model.learn()
+    model.learn("off")
+
+
+def test_a_profile_that_cannot_be_saved_is_free_for_others_all_the_same(
+    drafter: HuggingFaceModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = OmniDraft(TARGET, drafter)
+    learners = [model.learn(profile=name, store=ProfileStore(tmp_path)) for name in ("anna", "ben")]
+
+    def full(*given: object) -> None:
+        raise ProfileError("the disk is full; make room")
+
+    with monkeypatch.context() as patch, pytest.raises(ProfileError, match="full"):
+        patch.setattr(ProfileStore, "save", full)
+        model.close()
+    for learner in learners:
+        with ProfileStore(tmp_path).claim(learner._key):
+            pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import threading
@@ -192,20 +193,19 @@ class OmniDraft:
 
         Raises:
             OptionError: no drafter, one of an engine that cannot be adapted, or a value outside its range.
+            MissingExtraError: PEFT is not there.
             ProfileError: the profile cannot be read or written.
         """
-        from omnidraft.learn.learner import learner_for  # needs torch
+        from omnidraft.learn.learner import learner_for, learning_for  # they need torch
 
         settings = (when, budget, gamma, store, training)
         known = self._learners.get(profile)
         if known is None or known[0] != settings:
             if self.drafter is None:
                 raise OptionError("there is no drafter to learn; load one with drafter=...")
-            if known:
-                known[1].close()
-            learner = learner_for(
-                self.drafter, self.target, self.trie("prefill"), when, profile, budget, gamma, store, training
-            )
+            learning = learning_for(self.drafter, when, budget, gamma, training)
+            self.release(profile)
+            learner = learner_for(self.drafter, self.target, self.trie("prefill"), learning, profile, store)
             self._learners[profile] = settings, learner
         learner = self._learners[profile][1]
         self.follow(learner)
@@ -224,9 +224,14 @@ class OmniDraft:
             learner.close()
 
     def close(self) -> None:
-        """Stop learning, and save what was learned in the profiles that were used."""
-        for _, learner in self._learners.values():
-            learner.close()
+        """Stop learning, and save what was learned in the profiles that were used; answers go on as they were drafted.
+
+        Raises:
+            ProfileError: a profile cannot be written; the others are.
+        """
+        with contextlib.ExitStack() as closing:
+            while self._learners:
+                closing.callback(self._learners.popitem()[1][1].close)
 
     def reset(self) -> None:
         """Forget the KV caches; n-grams met stay."""

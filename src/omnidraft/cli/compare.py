@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,7 +28,7 @@ from omnidraft.cli.options import (
     Temperature,
     TopP,
 )
-from omnidraft.errors import MissingExtraError, OmniDraftError, OptionError
+from omnidraft.errors import OmniDraftError, OptionError
 
 if TYPE_CHECKING:
     from omnidraft.decode import Chunk
@@ -154,10 +153,8 @@ def _learn(model: OmniDraft, options: dict[str, Any]) -> None:
     from omnidraft.demo import HELD_OUT, STREAMS
 
     try:
-        if find_spec("peft") is None:
-            raise MissingExtraError("peft", "learn")
         learner = model.learn(budget=1.0, batch=1)  # few and short answers: an update for each
-    except OmniDraftError as error:  # or an engine that cannot be adapted
+    except OmniDraftError as error:  # PEFT is missing, or the engine cannot adapt its models
         out.print(f"\nLearning is left out: {error}", style="dim", markup=False)
         return
     from omnidraft.learn.adapt import adapt, measured

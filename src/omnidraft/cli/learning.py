@@ -62,7 +62,7 @@ def adapt(
         Path | None, typer.Option(help="A recorded stream (`omnidraft.learn.record`) to learn from first.")
     ] = None,
     budget: Annotated[float, typer.Option(help="Share of the time that learning may take.")] = 0.3,
-    rank: Annotated[int | None, typer.Option(help="Of the LoRA adapter; 0 trains all weights.")] = None,
+    rank: Annotated[int | None, typer.Option(help="Of the LoRA adapter.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Of AdamW.")] = None,
     method: Annotated[str, typer.Option(help="direct, ngram, prefill, text or auto.")] = "auto",
     k: K = 4,

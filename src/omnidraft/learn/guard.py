@@ -32,8 +32,8 @@ class Guard:
         self.best_head: dict[str, Any] = {}
         self.agreement: float | None = None  # of the newest adapter, by the last look
         self.paused = False
-        self._best: dict[int, float] = {}  # id of a trace -> its agreement under `best`
-        self._anchor: dict[int, float] = {}  # the same, when something was last gained
+        self._best: dict[Trace, float] = {}  # agreement under `best`
+        self._anchor: dict[Trace, float] = {}  # the same, when something was last gained
         self._anchor_head: dict[str, Any] = {}
         self._updates = 0
         self._idle_looks = 0
@@ -59,13 +59,14 @@ class Guard:
         Then the trainer has the best weights again, those of the drafter or of the head.
         """
         self._updates += 1
-        if self._updates % _EVERY or len(self.traces) < _LEAST:
+        traces = list(self.traces)  # while the background looks at them, a request may bring one more
+        if self._updates % _EVERY or len(traces) < _LEAST:
             return False
         if not self._best:  # the first look: against the drafter as it came
             self._best = self._anchor = {
-                id(trace): trainer.look(trace, adapted=False).agreement for trace in self.traces
+                trace: trainer.look(trace, adapted=False).agreement for trace in traces
             }
-        looks = {id(trace): trainer.look(trace) for trace in self.traces}
+        looks = {trace: trainer.look(trace) for trace in traces}
         worse, gained = self._drafter_changed(trainer, looks)
         if trainer.training.head != "off" and not worse:
             worse, head_gained = self._head_changed(trainer, looks)
@@ -74,7 +75,7 @@ class Guard:
         self.paused = self._idle_looks >= _PATIENCE
         return worse
 
-    def _drafter_changed(self, trainer: Trainer, looks: dict[int, Look]) -> tuple[bool, bool]:
+    def _drafter_changed(self, trainer: Trainer, looks: dict[Trace, Look]) -> tuple[bool, bool]:
         """Whether the adapter is worse than the best, and whether something was gained since that was last so."""
         now = {key: look.agreement for key, look in looks.items()}
         self.agreement = float(np.mean(list(now.values())))
@@ -90,7 +91,7 @@ class Guard:
             self._anchor = now
         return False, gained
 
-    def _head_changed(self, trainer: Trainer, looks: dict[int, Look]) -> tuple[bool, bool]:
+    def _head_changed(self, trainer: Trainer, looks: dict[Trace, Look]) -> tuple[bool, bool]:
         """The same of the head."""
         head, seen = trainer.head, {key: look.examples for key, look in looks.items()}
         now = head.losses(seen)
@@ -107,7 +108,7 @@ class Guard:
         return False, gained
 
 
-def _change(before: dict[int, float], now: dict[int, float]) -> tuple[float, float]:
+def _change(before: dict[Trace, float], now: dict[Trace, float]) -> tuple[float, float]:
     """The mean change over the answers that both know, and its standard error; no change where they are too few."""
     both = [now[key] - before[key] for key in now.keys() & before.keys()]
     if len(both) < _LEAST:

@@ -203,8 +203,8 @@ class HeadTrainer:
         )
 
     def losses(
-        self, seen: Mapping[int, Examples], weights: Mapping[str, NDArray[Any]] | None = None
-    ) -> dict[int, float]:
+        self, seen: Mapping[Trace, Examples], weights: Mapping[str, NDArray[Any]] | None = None
+    ) -> dict[Trace, float]:
         """The mean loss over the positions of each answer, of this head or of one with other weights."""
         head = self
         if weights is not None:

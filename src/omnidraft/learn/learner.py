@@ -13,6 +13,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
+from importlib.util import find_spec
 from time import perf_counter
 from typing import Any, Protocol, cast
 
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnidraft.drafting import Stop
-from omnidraft.errors import NGramFileError, OptionError
+from omnidraft.errors import MissingExtraError, NGramFileError, OptionError
 from omnidraft.hub import weights_fingerprint
 from omnidraft.learn.account import Account
 from omnidraft.learn.guard import Guard
@@ -86,6 +87,7 @@ class Learner:
         self._adapter: dict[str, Any] = {}
         self._optimizer: dict[str, Any] = {}
         self._started = perf_counter()
+        self._earlier_seconds = 0.0  # of learning, in the profile's earlier runs: not of this one's budget
         self._update_seconds = 0.0  # of the last update
         self._turn = threading.Condition()
         self._asked = 0  # requests under way
@@ -120,21 +122,26 @@ class Learner:
 
         `temperature`: that drafts are drawn at, for a rule that knows their law; 0: each token is the likeliest.
         """
-        if self.learning.when == "off" or self._pauses:
+        if self.learning.when == "off" or self._pauses or self._closing:
             yield None
             return
         tracer = Tracer(self._trie, prompt, temperature)
-        with self.waiting():
-            try:
-                yield tracer
-            finally:
-                start = perf_counter()
-                with self._turn:
-                    self.history.add(tracer.tokens)
-                self._take(tracer)
-                self.account.seconds += perf_counter() - start
-        if self.learning.when == "between":
+        try:
+            with self.waiting():
+                try:
+                    yield tracer
+                finally:
+                    start = perf_counter()
+                    with self._turn:
+                        self.history.add(tracer.tokens)
+                    self._take(tracer)
+                    self.account.seconds += perf_counter() - start
+        except (
+            GeneratorExit
+        ):  # a stop string was reached, or the reader has enough: it was an answer all the same
             self._between()
+            raise
+        self._between()
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -167,12 +174,16 @@ class Learner:
         with self._turn:
             self._fresh.append(trace)
             self._replay.add(trace)
+            del self._fresh[: -len(self._replay)]  # answers may come faster than the budget lets learn
 
     def _between(self) -> None:
-        elapsed = perf_counter() - self._started
-        while self._ready() and self.account.seconds + self._update_seconds <= self.learning.budget * elapsed:
+        while self.learning.when == "between" and self._ready() and self._affordable():
             self.update()
-            elapsed = perf_counter() - self._started
+
+    def _affordable(self) -> bool:
+        """Whether the budget has room for one more update like the last."""
+        seconds = self.account.seconds - self._earlier_seconds + self._update_seconds
+        return seconds <= self.learning.budget * (perf_counter() - self._started)
 
     def _idle(self) -> None:
         while True:
@@ -206,6 +217,7 @@ class Learner:
         training = self.learning.training
         with self._turn:
             batch = self._fresh[: training.batch]
+            del self._fresh[: len(batch)]
             drawn = self._drawn.sample(list(self._replay), min(training.batch, len(self._replay)))
         if not batch:
             return None
@@ -216,8 +228,6 @@ class Learner:
             spoiled = self._guard.objects(trainer)
         except _Closing:
             return None
-        with self._turn:
-            del self._fresh[: len(batch)]
         self.account.count(update)
         if spoiled:
             self.account.reverted += 1
@@ -300,6 +310,7 @@ class Learner:
                 self.documents = dict(profile.document("documents"))
             if "statistics" in profile:
                 self.account = Account(**profile.document("statistics"))
+                self._earlier_seconds = self.account.seconds
         except (OptionError, NGramFileError, ValueError, TypeError, KeyError) as error:
             self.problem = (
                 f"a part of profile {profile.key} cannot be used ({error}); what came before it is, "
@@ -322,7 +333,10 @@ class Learner:
             "replay": Arrays(replay, text=True),
             "held_out": Arrays(held_out, text=True),
             "history": Arrays({"tokens": history}, text=True),
-            "ngrams": Document(self.ngrams.record(drafter=self._key.drafter, target=self._key.target)),
+            # As they are now: a request may bring more while they are written down.
+            "ngrams": Document(
+                self.ngrams.snapshot().record(drafter=self._key.drafter, target=self._key.target)
+            ),
             "statistics": Document(asdict(self.account)),
             "documents": Document(documents),
         }
@@ -345,9 +359,9 @@ class Learner:
         if self._thread:
             self._thread.join()
             self._thread = None
-        if self.learning.when != "off":
-            self.save()
-        self._claim.close()
+        with self._claim:
+            if self.learning.when != "off":
+                self.save()
 
 
 def _hidden_size(drafter: Adaptable) -> int:
@@ -355,18 +369,10 @@ def _hidden_size(drafter: Adaptable) -> int:
     return size
 
 
-def learner_for(
-    drafter: Model,
-    target: Model,
-    trie: Trie,
-    when: str,
-    profile: str | None,
-    budget: float,
-    gamma: float,
-    store: ProfileStore | None,
-    training: dict[str, Any],
-) -> Learner:
-    """A Learner for a pair, going on from a profile if one is named. Errors as in `OmniDraft.learn`."""
+def learning_for(
+    drafter: Model, when: str, budget: float, gamma: float, training: dict[str, Any]
+) -> Learning:
+    """What `OmniDraft.learn` was asked for; errors as there, before anything is begun."""
     if not hasattr(drafter, "adapted"):
         raise OptionError(
             f"{drafter.name} runs on an engine that cannot be adapted; "
@@ -378,6 +384,24 @@ def learner_for(
             f"unknown option {', '.join(sorted(unknown))}; known are {', '.join(sorted(known | {'budget', 'gamma'}))}"
         )
     learning = Learning(cast(When, when), budget=budget, gamma=gamma, training=Training(**training))
+    if not learning.training.rank:
+        raise OptionError(
+            "rank is 0, which trains all weights, and a drafter at work takes an adapter only; give 1 or more"
+        )
+    if when != "off" and find_spec("peft") is None:
+        raise MissingExtraError("peft", "learn")
+    return learning
+
+
+def learner_for(
+    drafter: Model,
+    target: Model,
+    trie: Trie,
+    learning: Learning,
+    profile: str | None,
+    store: ProfileStore | None,
+) -> Learner:
+    """A Learner for a pair, going on from a profile if one is named. Errors as in `OmniDraft.learn`."""
     if profile is None:
         return Learner(cast(Adaptable, drafter), trie, learning)
     key = ProfileKey(

@@ -215,6 +215,6 @@ def loss_named(name: str) -> Loss:
     Raises:
         OptionError: an unknown name.
     """
-    if name not in LOSSES:
+    if not isinstance(name, str) or name not in LOSSES:
         raise OptionError(f"unknown loss {name!r}; use one of {', '.join(LOSSES)}")
     return LOSSES[name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from omnidraft.errors import OptionError
+from omnidraft.errors import OptionError, is_count, is_number
 from omnidraft.learn.trainer import Training
 
 When = Literal["off", "between", "idle"]
@@ -33,9 +33,9 @@ class Learning:
     def __post_init__(self) -> None:
         if self.when not in get_args(When):
             raise OptionError(f"unknown learn {self.when!r}; use one of {', '.join(get_args(When))}")
-        if not 0 < self.budget <= 1:
-            raise OptionError(f"budget is {self.budget}; it is a share of the time, above 0 and at most 1")
-        if not 0 <= self.gamma <= 1:
-            raise OptionError(f"gamma is {self.gamma}; it is a probability, 0 to 1")
-        if self.held_out < 2:
-            raise OptionError(f"held_out is {self.held_out}; it must be 2 or more")
+        if not (is_number(self.budget) and 0 < self.budget <= 1):
+            raise OptionError(f"budget is {self.budget!r}; it is a share of the time, above 0 and at most 1")
+        if not (is_number(self.gamma) and 0 <= self.gamma <= 1):
+            raise OptionError(f"gamma is {self.gamma!r}; it is a probability, 0 to 1")
+        if not (is_count(self.held_out) and self.held_out >= 2):
+            raise OptionError(f"held_out is {self.held_out!r}; it must be an integer, 2 or more")

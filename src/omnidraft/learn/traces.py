@@ -47,7 +47,7 @@ class Law:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Trace:
     """One answer in the drafter's spelling, with what the target said of it.
 

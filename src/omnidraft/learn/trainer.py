@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omnidraft.backends.loading import load_causal_lm
-from omnidraft.errors import MissingExtraError, OptionError
+from omnidraft.errors import MissingExtraError, OptionError, is_count, is_number
 from omnidraft.learn.head import HEADS, Examples, HeadTrainer, examples
 from omnidraft.learn.losses import Pushed, loss_named
 from omnidraft.learn.traces import Trace
@@ -31,8 +30,8 @@ Arrays = dict[str, NDArray[Any]]
 class Training:
     """How to train.
 
-    loss: a name of `omnidraft.learn.losses.LOSSES`. rank: of the LoRA adapter on all linear layers, 0 trains all
-    weights. head: the acceptance head is trained `joint`ly on each batch, `interleaved` with updates of the drafter on
+    loss: a name of `omnidraft.learn.losses.LOSSES`. rank: of the LoRA adapter on all linear layers; 0 trains all
+    weights, which a `Trainer` does and `OmniDraft.learn` refuses. head: the acceptance head is trained `joint`ly on each batch, `interleaved` with updates of the drafter on
     answers from the replay buffer (the paper's algorithms 3 and 4), `only` it, or not: `off`. length: tokens of context
     a Trace is trained with at most; the prompt's beginning goes first.
 
@@ -54,12 +53,16 @@ class Training:
         loss_named(self.loss)
         if self.head not in HEADS:
             raise OptionError(f"unknown head {self.head!r}; use one of {', '.join(HEADS)}")
-        if self.rank < 0:
-            raise OptionError(f"rank is {self.rank}; it must be 0 (all weights) or more")
-        if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
-            raise OptionError(f"learning_rate is {self.learning_rate}; it must be above 0")
-        if self.batch < 1:
-            raise OptionError(f"batch is {self.batch}; it must be 1 or more")
+        for name, least in (("rank", 0), ("batch", 1), ("length", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if not (is_count(value) and value >= least):
+                raise OptionError(f"{name} is {value!r}; it must be an integer, {least} or more")
+        for name in ("learning_rate", "clip"):
+            value = getattr(self, name)
+            if not (is_number(value) and value > 0):
+                raise OptionError(f"{name} is {value!r}; it must be a number above 0")
+        if not (is_number(self.weight_decay) and self.weight_decay >= 0):
+            raise OptionError(f"weight_decay is {self.weight_decay!r}; it must be a number, 0 or more")
 
 
 @dataclass(frozen=True, slots=True)
