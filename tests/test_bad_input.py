@@ -334,3 +334,20 @@ def test_a_home_that_is_a_file(
     monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path / "file"))
     assert_one_error(run(*arguments), "which is a file; set it to a folder")
     assert (tmp_path / "file").read_text() == "mine"
+
+
+# --- models ---
+
+
+@pytest.mark.parametrize("model", [None, 3, b"name", ["name"]], ids=str)
+def test_what_is_no_model(model: object) -> None:
+    with pytest.raises(errors.OptionError, match=r"the target is .*; pass a known name"):
+        omnidraft.load(model)  # type: ignore[arg-type]
+    with pytest.raises(errors.OptionError, match="the model is "):
+        omnidraft.load_model(model)  # type: ignore[arg-type]
+
+
+def test_paths_are_given_as_paths_or_as_text(whole: Path, tmp_path: Path) -> None:
+    model = omnidraft.load(whole, whole)
+    model.save_ngrams(str(tmp_path / "ngrams.json"))
+    model.load_ngrams(str(tmp_path / "ngrams.json"))

@@ -149,6 +149,13 @@ def test_look_ups_are_used_where_they_come_true_and_the_drafter_elsewhere() -> N
     assert sum(source == "lookup" for source, _ in world.chosen[20:]) < 20
 
 
+def test_a_plain_pass_that_was_long_ago_is_timed_anew_and_never_taken_to_be_free() -> None:
+    world, control = World(FLAT, 0.1), Adaptive(8, 0)
+    for i in range(1500):  # answers of two steps: half of the steps have a prompt in them
+        world.step(control, 0.99, first=i % 2 == 0)
+        assert control.as_dict()["pass_ms"].get("1") in (None, pytest.approx(1020))
+
+
 def test_what_it_knows_can_be_shown() -> None:
     control = Adaptive(8, 16)
     assert control.as_dict()["drafter"]["k"] == 0

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 from toy import CORPUS, ToyModel, toy_vocab
 
-from omnidraft import OmniDraft
+from omnidraft import OmniDraft, Options
 from omnidraft.decode import stream_text
 from omnidraft.errors import ContextLengthError, InvalidLogitsError, OptionError
 from omnidraft.sampling import Sampling, law
@@ -256,6 +256,8 @@ def test_statistics_add_up() -> None:
         ({"temperature": "0"}, "temperature is '0'"),
         ({"stop": 5}, "stop is 5"),
         ({"stop": [5]}, "stop string"),
+        ({"processors": [lambda tokens, row: None]}, "gave a NoneType that is no row of"),
+        ({"processors": [lambda tokens, row: row[:5]]}, "gave a ndarray that is no row of"),
         ({"processors": 5}, "processors is 5"),
         ({"processors": [5]}, "logits processor is a int"),
         ({"method": 3}, "unknown method 3"),
@@ -287,6 +289,11 @@ def test_bad_prompts_are_named() -> None:
     ]:
         with pytest.raises(OptionError, match=message):
             model.generate(prompt)
+    for tokens, message in [([], "no tokens of target"), ([-1], "no tokens"), ([10**6], "no tokens")]:
+        with pytest.raises(OptionError, match=message):
+            model.answer(tokens, Options())
+    with pytest.raises(OptionError, match="stop is 'ab'"):  # it would be two stop strings
+        Options(stop="ab")  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="needs a drafter"):
         OmniDraft(TARGET, None).generate("x", method="text")
 

@@ -463,8 +463,8 @@ def test_a_profile_that_cannot_be_saved_is_free_for_others_all_the_same(
     def full(*given: object) -> None:
         raise ProfileError("the disk is full; make room")
 
-    with monkeypatch.context() as patch, pytest.raises(ProfileError, match="full"):
-        patch.setattr(ProfileStore, "save", full)
+    monkeypatch.setattr(ProfileStore, "save", full)
+    with pytest.raises(ProfileError, match="full"):
         model.close()
     for learner in learners:
         with ProfileStore(tmp_path).claim(learner._key):

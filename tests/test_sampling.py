@@ -146,3 +146,11 @@ def test_extreme_temperatures_stay_in_the_range_of_float32(temperature: float) -
     p = law(row, Sampling(temperature=temperature))
     assert np.isfinite(p).all()
     assert p[0] == 1
+
+
+def test_a_seed_may_be_a_number_of_numpy() -> None:
+    def drawn(seed: object) -> list[int]:
+        noise = Sampler(Sampling(temperature=1.0, seed=seed), [0], 100).noise  # type: ignore[arg-type]
+        return [noise.at(0, np.ones(100)), noise.fresh(np.ones(100))]
+
+    assert drawn(np.int64(3)) == drawn(3)

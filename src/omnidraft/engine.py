@@ -115,8 +115,15 @@ class OmniDraft:
         """The answer to a prompt of token ids.
 
         Raises:
+            OptionError: the prompt has no tokens, or ids that the target has not.
             ContextLengthError: the prompt leaves no room for an answer.
         """
+        if not tokens:
+            raise OptionError(f"the prompt has no tokens of {self.target.name}; give some text")
+        if not 0 <= min(tokens) <= max(tokens) < self.target.vocab.width:
+            raise OptionError(
+                f"the prompt holds ids that are no tokens of {self.target.name}; encode it by that model"
+            )
         room = self.target.context_length - len(tokens)
         if room < 1:
             raise ContextLengthError(
@@ -155,16 +162,16 @@ class OmniDraft:
                 self._tries[method, splits] = trie
             return self._tries[method, splits]
 
-    def load_ngrams(self, path: Path, *, splits: bool = True) -> None:
+    def load_ngrams(self, path: str | Path, *, splits: bool = True) -> None:
         """Let method `ngram` begin with the n-grams of a file.
 
         Raises:
             NGramFileError: not such a file, a damaged one, or one of another pair of vocabularies.
         """
         with self._lock:
-            self.trie("ngram", splits=splits).load(path)
+            self.trie("ngram", splits=splits).load(Path(path))
 
-    def save_ngrams(self, path: Path, *, splits: bool = True) -> None:
+    def save_ngrams(self, path: str | Path, *, splits: bool = True) -> None:
         """Write the n-grams met so far; the file is replaced in one step.
 
         Raises:
@@ -173,7 +180,7 @@ class OmniDraft:
         """
         drafter = self.drafter.name if self.drafter else ""
         with self._lock:
-            self.trie("ngram", splits=splits).save(path, drafter=drafter, target=self.target.name)
+            self.trie("ngram", splits=splits).save(Path(path), drafter=drafter, target=self.target.name)
 
     def learn(
         self,

@@ -50,8 +50,8 @@ class Backend(Protocol):
 
 
 def load(
-    target: str | Model,
-    drafter: str | Model | None = DEFAULT_DRAFTER,
+    target: str | Path | Model,
+    drafter: str | Path | Model | None = DEFAULT_DRAFTER,
     *,
     engine: str = "auto",
     drafter_engine: str = "auto",
@@ -77,6 +77,8 @@ def load(
         raise OptionError(f"ngram_capacity is {ngram_capacity!r}; it must be an integer, 0 or more")
     if ngram_eviction not in get_args(Eviction):
         raise OptionError(f"unknown eviction {ngram_eviction!r}; use one of {', '.join(get_args(Eviction))}")
+    target = _named("target", target)
+    drafter = None if drafter is None else _named("drafter", drafter)
     if precision == "mixed":
         raise OptionError(
             "precision 'mixed' is for drafters; use 'auto', which gives it to the drafter alone"
@@ -111,7 +113,7 @@ def load(
 
 
 def load_model(
-    model: str | Model,
+    model: str | Path | Model,
     *,
     engine: str = "auto",
     precision: str = "auto",
@@ -131,6 +133,7 @@ def load_model(
     Raises:
         OmniDraftError: the subclass says what is wrong with the name, the files or the options.
     """
+    model = _named("model", model)
     if not isinstance(model, str):
         return model
     hub.check(model)
@@ -149,6 +152,17 @@ def load_model(
                 loaded.engine = replace(loaded.engine, reason=reason)
             return loaded
     raise UnsupportedModelError(f"no engine runs {model} ({'; '.join(passed)}); choose another model")
+
+
+def _named(role: str, model: str | Path | Model) -> str | Model:
+    """A model's name as text, or the model."""
+    if isinstance(model, Path):
+        return str(model)
+    if not (isinstance(model, str) or hasattr(model, "session")):
+        raise OptionError(
+            f"the {role} is {model!r}; pass a known name, a hub id, a folder, a GGUF file or a loaded model"
+        )
+    return model
 
 
 def _candidates(

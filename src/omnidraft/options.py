@@ -78,8 +78,10 @@ class Options:
             )
         if not (is_count(self.max_tokens) and self.max_tokens >= 1):
             raise OptionError(f"max_tokens is {self.max_tokens!r}; it must be an integer, 1 or more")
-        if not all(isinstance(stop, str) and stop for stop in self.stop):
-            raise OptionError("a stop string is empty or no text; leave it out, or pass a string")
+        if isinstance(self.stop, str) or not all(isinstance(stop, str) and stop for stop in self.stop):
+            raise OptionError(
+                f"stop is {self.stop!r}; it must be a tuple of stop strings, none of them empty"
+            )
         if self.json_schema is not None:
             from omnidraft.processors import check_schema
 

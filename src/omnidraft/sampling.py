@@ -201,7 +201,7 @@ class Sampler:
         self._names = target, drafter
         self._prompt_length = len(prompt)
         self.sampling = sampling
-        self.noise = noise or Noise(secrets.randbits(63) if sampling.seed is None else sampling.seed)
+        self.noise = noise or Noise(secrets.randbits(63) if sampling.seed is None else int(sampling.seed))
         self.position = 0
         self._size = size
         self._processors = processors
@@ -278,10 +278,16 @@ class Sampler:
         return ratio >= 1 or self.noise.fresh(np.array([ratio, 1 - ratio])) == 0
 
     def _processed(self, row: Row) -> Row:
+        width = row.shape
         for (
             processor
         ) in self._processors:  # whole rows, as transformers gives them: some hold a tensor as wide
             row = processor(self._tokens, row)
+            if getattr(row, "shape", None) != width:
+                raise OptionError(
+                    f"a logits processor gave a {type(row).__name__} that is no row of {width[0]} logits; "
+                    "have it return the changed row"
+                )
         return self._penalised(row[: self._size])
 
     def _invalid(self, row: Row) -> OmniDraftError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -27,7 +28,7 @@ _UNSUPPORTED = ("output_scores", "output_logits", "output_attentions", "output_h
 
 
 def custom_generate(
-    drafter: str | Model = DEFAULT_DRAFTER,
+    drafter: str | Path | Model = DEFAULT_DRAFTER,
     *,
     tokenizer: Any = None,
     precision: str = "auto",

@@ -97,7 +97,7 @@ def serve(
             # Any drafter can learn there.
             model = loading.load(model.target, drafter, **where | {"drafter_engine": "transformers"})
         if learn != "off":
-            model.learn("off")  # if it cannot be adapted that is said now, rather than to the first client
+            model.learn(learn)  # if it cannot learn that is said now, rather than to the first client
             model.release(None)
             model.follow(None)
         drafters[:] = [model.drafter]

@@ -136,9 +136,8 @@ class Learner:
                         self.history.add(tracer.tokens)
                     self._take(tracer)
                     self.account.seconds += perf_counter() - start
-        except (
-            GeneratorExit
-        ):  # a stop string was reached, or the reader has enough: it was an answer all the same
+        except GeneratorExit:
+            # A stop string was reached, or the reader has enough: it was an answer all the same.
             self._between()
             raise
         self._between()

@@ -52,7 +52,7 @@ class ProfileKey:
             ProfileError: the profile's name is not letters, digits, - _ and . (first no .), 64 at most; or a
                 model's name is empty or too long.
         """
-        if not _NAME.fullmatch(self.name):
+        if not (isinstance(self.name, str) and _NAME.fullmatch(self.name)):
             raise ProfileError(
                 f"{self.name!r} cannot be a profile's name; use letters, digits, - _ and . (not first), 64 at most"
             )

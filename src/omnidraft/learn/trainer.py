@@ -31,9 +31,10 @@ class Training:
     """How to train.
 
     loss: a name of `omnidraft.learn.losses.LOSSES`. rank: of the LoRA adapter on all linear layers; 0 trains all
-    weights, which a `Trainer` does and `OmniDraft.learn` refuses. head: the acceptance head is trained `joint`ly on each batch, `interleaved` with updates of the drafter on
-    answers from the replay buffer (the paper's algorithms 3 and 4), `only` it, or not: `off`. length: tokens of context
-    a Trace is trained with at most; the prompt's beginning goes first.
+    weights, which a `Trainer` can and `OmniDraft.learn` refuses. head: the acceptance head is trained `joint`ly on each
+    batch, `interleaved` with updates of the drafter on answers from the replay buffer (the paper's algorithms 3 and 4),
+    `only` it, or not: `off`. length: tokens of context a Trace is trained with at most; the prompt's beginning goes
+    first.
 
     Raises:
         OptionError: a value outside its range.
