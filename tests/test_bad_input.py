@@ -351,3 +351,49 @@ def test_paths_are_given_as_paths_or_as_text(whole: Path, tmp_path: Path) -> Non
     model = omnidraft.load(whole, whole)
     model.save_ngrams(str(tmp_path / "ngrams.json"))
     model.load_ngrams(str(tmp_path / "ngrams.json"))
+
+
+# --- commands ---
+
+COMMANDS = {  # refused before a model is looked for
+    "method plain has no drafter": ["adapt", "--method", "plain"],
+    "unknown learn 'never'": ["adapt", "--learn", "never"],
+    "unknown loss 'x'": ["adapt", "--loss", "x"],
+    "unknown head 'x'": ["adapt", "--head", "x"],
+    "budget is 3": ["adapt", "--budget", "3"],
+    "gamma is 2": ["adapt", "--gamma", "2"],
+    "rank is 0": ["adapt", "--rank", "0"],
+    "limit is 0": ["adapt", "--limit", "0"],
+    "'../x' cannot be a profile's name": ["adapt", "--profile", "../x"],
+    "x.foo is not a picture's name": ["adapt", "--plot", "x.foo"],
+}
+
+
+@pytest.mark.parametrize("message", COMMANDS)
+def test_adapt_refuses_before_anything_is_loaded(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("prompts.txt").write_text("the flake\n" * 20)
+    monkeypatch.setattr("omnidraft.loading.load", lambda *given, **how: pytest.fail("a model was loaded"))
+    command, *options = COMMANDS[message]
+    assert_one_error(run(command, "-t", "qwen2.5-coder-0.5b", "--prompts", "prompts.txt", *options), message)
+
+
+def test_a_curve_longer_than_the_context(whole: Path, run: Run) -> None:
+    options = ["-m", str(whole), "-d", str(whole), "--longest", "60", "--context", "10"]
+    assert_one_error(run("curve", *options), "come to 70 tokens and")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["drafter"], "Missing command; see `omnidraft drafter --help`"),
+        (["profile", "show"], "see `omnidraft profile show --help`"),
+        (["generate"], "see `omnidraft generate --help`"),
+        (["frobnicate"], "see `omnidraft --help`"),
+        (["chat", "--server", "http://127.0.0.1:1", "-k", "3"], "-k is the server's to choose"),
+    ],
+)
+def test_a_mistake_names_the_help_that_mends_it(run: Run, arguments: list[str], message: str) -> None:
+    assert_one_error(run(*arguments), message)

@@ -69,6 +69,20 @@ def test_a_mistyped_target_costs_no_download(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "omnidraft", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == run("--version").stdout
+
+
+def test_without_a_command_there_is_help() -> None:
+    done = run()
+    assert done.returncode == 0
+    assert done.stdout == run("--help").stdout
+    assert done.stdout.startswith("Usage: omnidraft [OPTIONS] COMMAND")
+
+
 def test_help_version_and_models_need_no_torch() -> None:
     assert "generate" in run("--help").stdout
     assert run("--version").stdout.strip() == "0.1.0"

@@ -203,14 +203,14 @@ class OmniDraft:
             MissingExtraError: PEFT is not there.
             ProfileError: the profile cannot be read or written.
         """
-        from omnidraft.learn.learner import learner_for, learning_for  # they need torch
+        from omnidraft.learn.learner import learner_for, learning_of  # they need torch
 
         settings = (when, budget, gamma, store, training)
         known = self._learners.get(profile)
         if known is None or known[0] != settings:
             if self.drafter is None:
                 raise OptionError("there is no drafter to learn; load one with drafter=...")
-            learning = learning_for(self.drafter, when, budget, gamma, training)
+            learning = learning_of(when, budget, gamma, training)
             self.release(profile)
             learner = learner_for(self.drafter, self.target, self.trie("prefill"), learning, profile, store)
             self._learners[profile] = settings, learner

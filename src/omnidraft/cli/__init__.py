@@ -21,6 +21,7 @@ from omnidraft.errors import OmniDraftError
 
 __all__ = ["app", "main"]
 
+_NAME = "omnidraft"
 _INTERRUPTED = 130  # as a shell has it: 128 + SIGINT
 _UsageError: Any = typer.BadParameter.__base__
 
@@ -94,7 +95,6 @@ class _Commands(TyperGroup):
 
 app = typer.Typer(
     cls=_Commands,
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -126,11 +126,12 @@ def main() -> NoReturn:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
-        code = app(standalone_mode=False)
+        code = app(sys.argv[1:] or ["--help"], prog_name=_NAME, standalone_mode=False)
     except OmniDraftError as error:
         _fail(str(error))
     except _UsageError as error:
-        _fail(f"{error.format_message().rstrip('.')}; see `omnidraft --help`")
+        command = error.ctx.command_path if error.ctx else _NAME
+        _fail(f"{error.format_message().rstrip('.')}; see `{command} --help`")
     except (KeyboardInterrupt, typer.Abort):
         code = _INTERRUPTED
     except BrokenPipeError:  # the reader of our output went away

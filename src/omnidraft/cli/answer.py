@@ -17,6 +17,7 @@ from omnidraft.cli.options import (
     DrafterName,
     DrafterPrecision,
     Engine,
+    FrequencyPenalty,
     K,
     MaxTokens,
     MethodName,
@@ -60,6 +61,7 @@ def generate(
     min_p: MinP = 0.0,
     repetition_penalty: RepetitionPenalty = 1.0,
     presence_penalty: PresencePenalty = 0.0,
+    frequency_penalty: FrequencyPenalty = 0.0,
     seed: Seed = 0,
     max_tokens: MaxTokens = 512,
     stop: Annotated[
@@ -95,6 +97,7 @@ def generate(
         min_p=min_p,
         repetition_penalty=repetition_penalty,
         presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
         seed=seed,
         max_tokens=max_tokens,
         stop=stop or (),
@@ -197,7 +200,8 @@ def _refuse_own_options(ctx: typer.Context) -> None:
     for name in ctx.params:
         source = ctx.get_parameter_source(name)
         if name not in _REMOTE and source is not None and source.name == "COMMANDLINE":
-            raise OptionError(f"--{name.replace('_', '-')} is the server's to choose; leave it out")
+            dashes = "-" if len(name) == 1 else "--"
+            raise OptionError(f"{dashes}{name.replace('_', '-')} is the server's to choose; leave it out")
 
 
 def _converse(model: OmniDraft | Remote, system: str, options: dict[str, Any]) -> None:

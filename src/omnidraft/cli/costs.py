@@ -58,6 +58,12 @@ def curve(
     loaded = load(model, drafter, {}, **where)
     if loaded.drafter is None:
         raise OptionError("a curve needs a drafter; name one with --drafter")
+    for its in (loaded.target, loaded.drafter):
+        if context + longest > its.context_length:
+            raise OptionError(
+                f"context and longest come to {context + longest} tokens and {its.name} holds {its.context_length}; "
+                "choose less"
+            )
     sizes = range(1, longest + 1)
     target_curve = costs.measure(loaded.target, sizes, context=context, repeat=repeat)
     draft_curve = costs.measure(loaded.drafter, sizes, context=context, repeat=repeat)

@@ -11,7 +11,7 @@ from omnidraft.cli.common import example, out
 from omnidraft.cli.options import Device
 from omnidraft.errors import MissingExtraError, OptionError
 
-drafter_app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+drafter_app = typer.Typer(no_args_is_help=False, add_completion=False, rich_markup_mode=None)
 
 
 @drafter_app.callback()

@@ -19,7 +19,7 @@ from omnidraft.cli.options import (
     DrafterName,
     DrafterPrecision,
     Engine,
-    K,
+    FixedK,
     MaxTokens,
     Precision,
     Seed,
@@ -52,7 +52,7 @@ def adapt(
     head: Annotated[
         str | None,
         typer.Option(
-            help="Train an acceptance head, which ends drafts: joint, interleaved, only it, or off."
+            help="Train an acceptance head, which ends drafts: joint, interleaved, only (the head alone) or off."
         ),
     ] = None,
     gamma: Annotated[
@@ -65,7 +65,7 @@ def adapt(
     rank: Annotated[int | None, typer.Option(help="Of the LoRA adapter.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Of AdamW.")] = None,
     method: Annotated[str, typer.Option(help="direct, ngram, prefill, text or auto.")] = "auto",
-    k: K = 4,
+    k: FixedK = 4,
     temperature: Temperature = 0.0,
     seed: Seed = 0,
     max_tokens: MaxTokens = 64,
@@ -84,19 +84,20 @@ def adapt(
         if path:
             check_writable(path)
     if plot:
-        _require_matplotlib()
+        _check_plot(plot)
     options: dict[str, Any] = dict(
         method=method, k=k, temperature=temperature, seed=seed, max_tokens=max_tokens
     )
     check_options(options)
+    given = dict(loss=loss, head=head, rank=rank, learning_rate=learning_rate)
+    training: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    _check_learning(method, profile, learn, budget, gamma, training)
     recorded = _recorded(pretrain, target, drafter) if pretrain else []
     where = engines(engine, drafter_engine, precision, drafter_precision, device, settings)
     model = load(target, drafter, options, **where)
     from omnidraft.learn.adapt import adapt as run
     from omnidraft.provenance import provenance
 
-    given = dict(loss=loss, head=head, rank=rank, learning_rate=learning_rate)
-    training: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     learner = model.learn(learn, profile=profile, budget=budget, gamma=gamma, **training)
     if learner.problem:
         err.print(f"warning: {learner.problem}", markup=False)
@@ -133,8 +134,9 @@ def _prompts(
 ) -> tuple[list[str], list[str]]:
     from omnidraft.tasks import load_task
 
-    if held_out < 1:
-        raise OptionError(f"held-out is {held_out}; it must be 1 or more")
+    for name, value in (("limit", limit), ("held-out", held_out)):
+        if value < 1:
+            raise OptionError(f"{name} is {value}; it must be 1 or more")
     if (task is None) == (prompts is None):
         raise OptionError("the stream is missing or there are two; give --task NAME or --prompts FILE")
     if task is not None:
@@ -157,9 +159,26 @@ def _recorded(path: Path, target: str, drafter: str) -> list[Trace]:
     return [one.trace for one in stream if one.trace]
 
 
-def _require_matplotlib() -> None:
+def _check_learning(
+    method: str, profile: str, learn: str, budget: float, gamma: float, training: dict[str, Any]
+) -> None:
+    """Refuse what `OmniDraft.learn` would, before a model is loaded."""
+    if method in ("plain", "lookup"):
+        raise OptionError(f"method {method} has no drafter to learn; choose another method")
+    try:
+        from omnidraft.learn.learner import learning_of
+        from omnidraft.learn.manifest import check_name
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(error.name or "torch", "learn") from error
+    check_name(profile)
+    learning_of(learn, budget, gamma, training)
+
+
+def _check_plot(path: Path) -> None:
     from importlib.util import find_spec
 
+    if path.suffix.lower() not in (".png", ".svg"):
+        raise OptionError(f"{path} is not a picture's name; end it in .png or .svg")
     if find_spec("matplotlib") is None:
         raise MissingExtraError("matplotlib", "plot")
 

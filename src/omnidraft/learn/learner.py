@@ -368,15 +368,8 @@ def _hidden_size(drafter: Adaptable) -> int:
     return size
 
 
-def learning_for(
-    drafter: Model, when: str, budget: float, gamma: float, training: dict[str, Any]
-) -> Learning:
-    """What `OmniDraft.learn` was asked for; errors as there, before anything is begun."""
-    if not hasattr(drafter, "adapted"):
-        raise OptionError(
-            f"{drafter.name} runs on an engine that cannot be adapted; "
-            "load it with drafter_engine='openvino' or 'transformers'"
-        )
+def learning_of(when: str, budget: float, gamma: float, training: dict[str, Any]) -> Learning:
+    """What `OmniDraft.learn` is asked for; errors as there, before anything is begun."""
     known = {field.name for field in fields(Training)}
     if unknown := training.keys() - known:
         raise OptionError(
@@ -401,6 +394,11 @@ def learner_for(
     store: ProfileStore | None,
 ) -> Learner:
     """A Learner for a pair, going on from a profile if one is named. Errors as in `OmniDraft.learn`."""
+    if not hasattr(drafter, "adapted"):
+        raise OptionError(
+            f"{drafter.name} runs on an engine that cannot be adapted; "
+            "load it with drafter_engine='openvino' or 'transformers'"
+        )
     if profile is None:
         return Learner(cast(Adaptable, drafter), trie, learning)
     key = ProfileKey(

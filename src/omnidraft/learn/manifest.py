@@ -23,6 +23,15 @@ _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 _FILE = re.compile(r"[a-z][a-z0-9_]{0,63}\.(safetensors|json)")
 _FOLDER_LIMIT = 255  # bytes of a folder's name, on common file systems
 
+
+def check_name(name: str) -> None:
+    """Refuse what cannot be a profile's name; errors as in `ProfileKey`."""
+    if not (isinstance(name, str) and _NAME.fullmatch(name)):
+        raise ProfileError(
+            f"{name!r} cannot be a profile's name; use letters, digits, - _ and . (not first), 64 at most"
+        )
+
+
 Reason = Literal["damaged", "foreign", "newer"]
 
 
@@ -52,10 +61,7 @@ class ProfileKey:
             ProfileError: the profile's name is not letters, digits, - _ and . (first no .), 64 at most; or a
                 model's name is empty or too long.
         """
-        if not (isinstance(self.name, str) and _NAME.fullmatch(self.name)):
-            raise ProfileError(
-                f"{self.name!r} cannot be a profile's name; use letters, digits, - _ and . (not first), 64 at most"
-            )
+        check_name(self.name)
         for model in (self.drafter, self.target):
             if not model or len(folder_of(model)) > _FOLDER_LIMIT:
                 raise ProfileError(
