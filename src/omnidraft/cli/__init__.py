@@ -46,7 +46,7 @@ _COMMANDS = {
     "align": (
         "vocabularies",
         "align",
-        "omnidraft align --drafter smollm2-135m --target qwen2.5-coder-0.5b",
+        "omnidraft align --target qwen2.5-coder-0.5b --drafter smollm2-135m",
     ),
     "explain": (
         "steps",
