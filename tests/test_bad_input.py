@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -397,3 +401,54 @@ def test_a_curve_longer_than_the_context(whole: Path, run: Run) -> None:
 )
 def test_a_mistake_names_the_help_that_mends_it(run: Run, arguments: list[str], message: str) -> None:
     assert_one_error(run(*arguments), message)
+
+
+# --- servers ---
+
+
+@contextmanager
+def answering(*bodies: bytes) -> Iterator[str]:
+    """A server that answers so in turn, each time promising more than it sends: its address."""
+    left = list(bodies)
+
+    class Handler(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            body = left.pop(0)
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body) + (0 if left else 10)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_POST = answer
+
+        def log_message(self, *given: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"{}", b'{"data": []}', b"[]", b'{"data": [{}]}'])
+def test_a_server_of_something_else(run: Run, body: bytes) -> None:
+    with answering(body, b"") as url:
+        assert_one_error(run("chat", "--server", url), "is no server of models; give the address")
+
+
+def test_a_server_that_goes_in_mid_answer_does_not_end_the_conversation(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hello\n/stat\n/quit\n"))
+    chunk = b'data: {"choices": [{"delta": {"content": "Hi"}}]}\n\n'
+    with answering(b'{"data": [{"id": "one"}]}', chunk) as url:
+        code, out, err = run("chat", "--server", url)
+    assert code == 0
+    assert "Hi" in out
+    assert "error: the server is gone in mid-answer" in err
+    assert "unknown command /stat" in err

@@ -67,7 +67,9 @@ def user(whole_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     from tiny_models import save, tiny_config, tiny_module
 
     monkeypatch.setenv("OMNIDRAFT_HOME", str(shutil.copytree(whole_home, tmp_path / "home")))
-    monkeypatch.setitem(sys.modules, "omnidraft.backends.llamacpp", None)  # it would fetch the true GGUF files
+    monkeypatch.setitem(
+        sys.modules, "omnidraft.backends.llamacpp", None
+    )  # it would fetch the true GGUF files
     monkeypatch.chdir(tmp_path)
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     (tmp_path / "DIR").mkdir()

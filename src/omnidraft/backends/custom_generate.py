@@ -28,7 +28,7 @@ _UNSUPPORTED = ("output_scores", "output_logits", "output_attentions", "output_h
 
 
 def custom_generate(
-    drafter: str | Path | Model = DEFAULT_DRAFTER,
+    drafter: str | Path | Model | None = DEFAULT_DRAFTER,
     *,
     tokenizer: Any = None,
     precision: str = "auto",
@@ -42,8 +42,9 @@ def custom_generate(
     honoured. Greedy answers are those of `generate`. Sampled ones have its law and repeat after `torch.manual_seed`,
     but draw other tokens from the same seed. The model is used as it is and never altered.
 
-    `drafter`, `precision`, `device`: as in `omnidraft.load_model`. `tokenizer`: the target's; None loads it by the name
-    the model was loaded by. `options`: `method`, `verification`, `splits` and `k` of `omnidraft.Options`.
+    `drafter`, `precision`, `device`: as in `omnidraft.load_model`; None drafts by look-ups alone. `tokenizer`: the
+    target's; None loads it by the name the model was loaded by. `options`: `method`, `verification`, `splits` and `k`
+    of `omnidraft.Options`.
 
     Raises:
         OptionError: an unknown option, or a value outside its range.
@@ -54,14 +55,15 @@ def custom_generate(
             f"custom_generate has no option {', '.join(sorted(unknown))}; give generate's own options to generate"
         )
     make_options(**options)
-    loaded = load_model(drafter, precision=precision, device=device, drafts=True)
-    return CustomGenerate(loaded, tokenizer, options)
+    if drafter is not None:
+        drafter = load_model(drafter, precision=precision, device=device, drafts=True)
+    return CustomGenerate(drafter, tokenizer, options)
 
 
 class CustomGenerate:
     """What `custom_generate` returns; `generate` calls it. Threads may share it: each call has its own KV caches."""
 
-    def __init__(self, drafter: Model, tokenizer: Any, options: dict[str, Any]) -> None:
+    def __init__(self, drafter: Model | None, tokenizer: Any, options: dict[str, Any]) -> None:
         self._drafter = drafter
         self._tokenizer = tokenizer
         self._options = options

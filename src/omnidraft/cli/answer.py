@@ -225,11 +225,12 @@ def _converse(model: OmniDraft | Remote, system: str, options: dict[str, Any]) -
             messages.append({"role": "user", "content": line})
             try:
                 stream = model.stream(messages, **options)
+                shown = _show(stream)
             except OmniDraftError as error:  # too long a conversation, say: the program goes on
                 messages.pop()
                 err.print(f"error: {error}", style="red", markup=False)
                 continue
-            messages.append({"role": "assistant", "content": _show(stream)})
+            messages.append({"role": "assistant", "content": shown})
             err.print(_summary(stream.stats), style="dim")
 
 

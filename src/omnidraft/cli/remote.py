@@ -41,7 +41,13 @@ class Remote:
             raise OptionError(f"{url!r} is no server's address; write it as http://127.0.0.1:8000")
         self._url = url.rstrip("/").removesuffix("/v1")
         self._key = api_key
-        names = [entry["id"] for entry in self._json("/v1/models")["data"]]
+        try:
+            names = [entry["id"] for entry in self._json("/v1/models")["data"]]
+            names[0]
+        except (ValueError, LookupError, TypeError) as error:
+            raise ServerError(
+                f"{url} is no server of models; give the address of `omnidraft serve`"
+            ) from error
         if model not in (None, *names):
             raise ServerError(f"there is no model {model} at {url}; there are {', '.join(names)}")
         self._model = model or names[0]
@@ -77,7 +83,10 @@ class Remote:
             return urllib.request.urlopen(urllib.request.Request(self._url + path, data, headers))
         except urllib.error.HTTPError as error:
             with error:
-                raise ServerError(_reason(error.read()) or f"{self._url} answers {error.code}") from error
+                said = _reason(error.read())
+            raise ServerError(
+                said or f"{self._url} answers {error.code}; is it `omnidraft serve`?"
+            ) from error
         except (OSError, ValueError, HTTPException) as error:
             reason = getattr(error, "reason", error)
             raise ServerError(
@@ -97,10 +106,7 @@ class RemoteStream(Iterator[str]):
 
     def _read(self, response: Any) -> Iterator[str]:
         with response:
-            for line in response:
-                data = line.removeprefix(b"data: ").strip()
-                if not data or data == b"[DONE]":
-                    continue
+            for data in _events(response):
                 chunk = json.loads(data)
                 if "error" in chunk:
                     raise ServerError(chunk["error"]["message"])
@@ -109,6 +115,21 @@ class RemoteStream(Iterator[str]):
                 for choice in chunk["choices"]:
                     if text := choice["delta"].get("content"):
                         yield text
+
+
+def _events(response: Any) -> Iterator[bytes]:
+    """The data of a stream's events, to its end."""
+    why = ""
+    try:
+        for line in response:
+            data = line.removeprefix(b"data: ").strip()
+            if data == b"[DONE]":
+                return
+            if data:
+                yield data
+    except (OSError, HTTPException) as error:
+        why = f" ({error or type(error).__name__})"
+    raise ServerError(f"the server is gone in mid-answer{why}; ask again")
 
 
 def _reason(body: bytes) -> str | None:
