@@ -274,7 +274,14 @@ def test_a_missing_extra_is_named(tmp_path: Path, run: Run, monkeypatch: pytest.
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "does not exist"), (b'{"task_id": 11, "te', "is damaged"), (b"\xff\xfe", "not UTF-8")],
+    [
+        (None, "does not exist"),
+        (b'{"task_id": 11, "te', "is damaged"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b'{"question": "?"}', "holds no rows of task mbpp"),
+        (b'{"task_id": 11}', "holds no rows of task mbpp"),
+        (b"[1]", "holds no rows of task mbpp"),
+    ],
 )
 def test_the_data_of_a_task(tmp_path: Path, run: Run, content: bytes | None, message: str) -> None:
     if content:

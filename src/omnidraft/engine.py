@@ -120,7 +120,7 @@ class OmniDraft:
         """
         if not tokens:
             raise OptionError(f"the prompt has no tokens of {self.target.name}; give some text")
-        if not 0 <= min(tokens) <= max(tokens) < self.target.vocab.width:
+        if not 0 <= min(tokens) <= max(tokens) < self.target.vocab.size:
             raise OptionError(
                 f"the prompt holds ids that are no tokens of {self.target.name}; encode it by that model"
             )

@@ -73,7 +73,12 @@ def load_task(name: str, data: Path, limit: int, *, split: Split = "test") -> li
         if not file.is_file():
             raise OptionError(f"unknown task {name!r}; use one of {', '.join(TASKS)}, or a file of prompts")
         return _own_prompts(file)[:limit]
-    return [prompt_of(name, row) for row in load_rows(name, data, limit, split=split)]
+    try:
+        return [prompt_of(name, row) for row in load_rows(name, data, limit, split=split)]
+    except (LookupError, TypeError) as error:  # rows, but of something else
+        raise OptionError(
+            f"{data} holds no rows of task {name} ({error!r}); get the task's data again"
+        ) from error
 
 
 def prompt_of(name: str, row: Row) -> str:
