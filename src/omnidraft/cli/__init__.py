@@ -95,6 +95,7 @@ class _Commands(TyperGroup):
 
 app = typer.Typer(
     cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
