@@ -177,7 +177,10 @@ def test_files_of_others_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(NGramFileError, match=r"little.*large"):
         Trie(SPLITTING).load(path)
     record = json.loads(before)
-    for damage in (before[:-40], "[]", "{}", json.dumps(record | {"format": "x"}), "\0"):
+    wrong = [record | {"format": "x"}]
+    for name, value in (("token", -3), ("token", "5"), ("uses", 1.5), ("recency", None)):
+        wrong.append(record | {"entries": [record["entries"][0] | {name: value}]})
+    for damage in (before[:-40], "[]", "{}", *map(json.dumps, wrong), "\0"):
         path.write_text(damage)
         with pytest.raises(NGramFileError, match="whole"):
             Trie(LEXICON).load(path)

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from omnidraft.errors import NGramFileError
+from omnidraft.errors import NGramFileError, is_count
 
 FORMAT = "omnidraft n-grams"
 VERSION = 1
@@ -38,7 +38,8 @@ def check(record: Any, source: str | Path) -> None:
         for side in ("drafter", "target"):
             record[side]["name"], record[side]["fingerprint"]
         for entry in record["entries"]:
-            int(entry["token"]), int(entry["uses"]), int(entry["recency"])
+            if not all(is_count(n := entry[name]) and n >= 0 for name in ("token", "uses", "recency")):
+                raise ValueError(entry)
             "".join([entry["text"], *entry["symbols"]])  # all of them texts
     except (ValueError, KeyError, TypeError) as error:
         raise _not_whole(source) from error

@@ -109,8 +109,8 @@ def show_ngrams(
     if limit < 1:
         raise OptionError(f"limit is {limit}; it must be 1 or more")
     record = read_ngrams(file)
-    entries = sorted(record["entries"], key=lambda entry: -int(entry["uses"]))
-    uses = sum(int(entry["uses"]) for entry in entries)
+    entries = sorted(record["entries"], key=lambda entry: -entry["uses"])
+    uses = sum(entry["uses"] for entry in entries)
     names = (str(record["drafter"]["name"]), str(record["target"]["name"]))
     heading = f"{names[0]} drafting for {names[1]}: {len(entries):,} n-grams, {uses:,} accepted uses"
     out.print(visible(heading), style="bold", markup=False)
@@ -119,9 +119,7 @@ def show_ngrams(
     table.add_column("token", justify="right")
     for entry in entries[:limit]:
         pieces = " ".join(_quoted(symbol) for symbol in entry["symbols"])
-        table.add_row(
-            Text(_quoted(entry["text"])), Text(pieces), str(int(entry["uses"])), str(int(entry["token"]))
-        )
+        table.add_row(Text(_quoted(entry["text"])), Text(pieces), str(entry["uses"]), str(entry["token"]))
     if entries:
         out.print(table)
     if len(entries) > limit:
