@@ -353,7 +353,10 @@ def test_learning_of_earlier_days_leaves_today_its_budget(drafter: HuggingFaceMo
         model.close()
 
 
-def test_an_answer_that_a_stop_string_ends_is_learned_from(drafter: HuggingFaceModel) -> None:
+def test_an_answer_that_a_stop_string_ends_is_learned_from(
+    drafter: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Learner, "_affordable", lambda learner: True)
     model = OmniDraft(TARGET, drafter)
     learner = model.learn(budget=1.0, **FAST)
     for prompt in PROMPTS[:4]:
@@ -469,3 +472,28 @@ def test_a_profile_that_cannot_be_saved_is_free_for_others_all_the_same(
     for learner in learners:
         with ProfileStore(tmp_path).claim(learner._key):
             pass
+
+
+def test_of_two_answers_that_end_at_once_one_is_learned_from(
+    drafter: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = OmniDraft(TARGET, drafter)
+    learner = model.learn(budget=1.0, **FAST)
+    update, under_way, most = Trainer.update, [], []
+
+    def meanwhile(self: Trainer, *given: list[Trace]) -> object:
+        under_way.append(1)
+        most.append(len(under_way))
+        if len(most) == 1:
+            learner._fresh += list(learner._replay)[:2]
+            other = threading.Thread(target=learner._between)
+            other.start()
+            other.join()
+        under_way.pop()
+        return update(self, *given)
+
+    monkeypatch.setattr(Trainer, "update", meanwhile)
+    monkeypatch.setattr(Learner, "_affordable", lambda learner: True)
+    for prompt in PROMPTS[:2]:
+        model.generate(prompt, max_tokens=20)
+    assert most == [1, 1], "two updates of the same weights at once"

@@ -90,6 +90,7 @@ class Learner:
         self._earlier_seconds = 0.0  # of learning, in the profile's earlier runs: not of this one's budget
         self._update_seconds = 0.0  # of the last update
         self._turn = threading.Condition()
+        self._updating = threading.Lock()
         self._asked = 0  # requests under way
         self._pauses = 0
         self._closing = False
@@ -176,8 +177,13 @@ class Learner:
             del self._fresh[: -len(self._replay)]  # answers may come faster than the budget lets learn
 
     def _between(self) -> None:
-        while self.learning.when == "between" and self._ready() and self._affordable():
-            self.update()
+        if self.learning.when != "between" or not self._updating.acquire(blocking=False):
+            return  # another thread's answer has ended too, and is learned from already
+        try:
+            while self._ready() and self._affordable():
+                self.update()
+        finally:
+            self._updating.release()
 
     def _affordable(self) -> bool:
         """Whether the budget has room for one more update like the last."""
