@@ -474,6 +474,30 @@ def test_a_profile_that_cannot_be_saved_is_free_for_others_all_the_same(
             pass
 
 
+def test_a_full_disk_stops_neither_answers_nor_learning(
+    drafter: HuggingFaceModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = OmniDraft(TARGET, drafter)
+    learner = model.learn("between", profile="anna", store=ProfileStore(tmp_path), budget=1.0, batch=1)
+    with monkeypatch.context() as full:
+
+        def fail(*arguments: object) -> None:
+            raise ProfileError("the disk is full; make room")
+
+        full.setattr(ProfileStore, "save", fail)
+        for prompt in PROMPTS[:3]:
+            assert model.generate(prompt, max_tokens=10).tokens
+    updates = learner.account.updates
+    assert updates >= 1
+    assert "the disk is full; make room" in caplog.text
+    model.close()  # there is room again
+    saved = ProfileStore(tmp_path).open(ProfileStore(tmp_path).find("anna").key)
+    assert saved.document("statistics")["updates"] == updates
+
+
 def test_of_two_answers_that_end_at_once_one_is_learned_from(
     drafter: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

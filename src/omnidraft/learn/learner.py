@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnidraft.drafting import Stop
-from omnidraft.errors import MissingExtraError, NGramFileError, OptionError
+from omnidraft.errors import MissingExtraError, NGramFileError, OptionError, ProfileError
 from omnidraft.hub import weights_fingerprint
 from omnidraft.learn.account import Account
 from omnidraft.learn.guard import Guard
@@ -247,7 +247,10 @@ class Learner:
         self.account.seconds += self._update_seconds
         self.on_update(update)
         start = perf_counter()
-        self.save()  # so a crash loses one update at most
+        try:
+            self.save()  # so a crash loses one update at most
+        except ProfileError as error:  # a full disk is no reason not to answer, nor to stop learning
+            _log.warning("%s", error)
         self.account.seconds += perf_counter() - start
         return update
 
