@@ -113,6 +113,23 @@ def test_profiles_are_chosen_by_header_or_user_and_forgotten(
     assert {info.key.name for info in store.profiles()} == {"anna", "carl"}
 
 
+def test_as_many_profiles_stay_open_as_may(drafter: HuggingFaceModel, tmp_path: Path) -> None:
+    with served(
+        lambda name: OmniDraft(TARGET, drafter), ProfileStore(tmp_path), learn="idle", profiles=4
+    ) as up:
+        for user in ("anna", "ben", "carl", "dora", "emil"):
+            assert up.ask("the flake", max_tokens=5, user=user).status_code == 200
+        up.settled(lambda: not up.server.worker.running)
+        assert [name for _, name in up.server.profiles.learners] == ["ben", "carl", "dora", "emil"]
+
+
+def test_a_user_is_no_profile_while_nobody_learns(drafter: HuggingFaceModel, tmp_path: Path) -> None:
+    """OpenAI's clients send who their user is, in whatever form they like."""
+    with served(lambda name: OmniDraft(TARGET, drafter), ProfileStore(tmp_path)) as up:
+        assert up.ask("the flake", max_tokens=5, user="anna@example.com").status_code == 200
+        assert not up.server.profiles.learners
+
+
 def test_profiles_are_not_made_without_end(
     drafter: HuggingFaceModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

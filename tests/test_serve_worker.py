@@ -210,6 +210,19 @@ def test_an_answer_that_fails_takes_no_other_with_it() -> None:
                 assert answer.json()["choices"][0]["message"]["content"] == plain(prompt, max_tokens=30)
 
 
+def test_an_errand_that_nobody_waits_for_harms_nobody() -> None:
+    log = Log(OmniDraft(TARGET, DRAFTER), slots=1)
+    begun, go = threading.Event(), threading.Event()
+    first = log.worker.between(lambda: (begun.set(), go.wait(30)))
+    begun.wait(30)
+    second = log.worker.between(lambda: None)
+    assert second.cancel()
+    go.set()
+    first.result(30)
+    log.run([log.job("a", 5)], {"a"})
+    assert isinstance(log.events[-1][1], Finished)
+
+
 def test_stopping_ends_answers_with_an_error() -> None:
     asking: list[httpx.Response] = []
     with served(lambda name: OmniDraft(Slow(0.02), DRAFTER), slots=1) as up:

@@ -38,6 +38,8 @@ class Profiles:
     def named(self, target: Target, header: str | None, user: str | None) -> str | None:
         """The profile of a request; None for none. A drafter that cannot be adapted has none.
 
+        A `user` names one only where the server learns: to OpenAI's clients it may be any text, and is no wish.
+
         Raises:
             ApiError: a header names one, and there can be none (400).
             ProfileError: what cannot be a profile's name.
@@ -46,7 +48,7 @@ class Profiles:
             if header:
                 raise ApiError(400, "the drafter of this server cannot be adapted; leave the profile out")
             return None
-        name = header or user or self.default
+        name = header or (user if self.when != "off" else None) or self.default
         if name:
             ProfileKey("drafter", target.name, name)
         return name
@@ -67,7 +69,8 @@ class Profiles:
             names = [(info.key.target, info.key.name) for info in self.listed()]
             if len(names) >= _MOST and key not in names:
                 raise ApiError(400, f"there are {_MOST} profiles; delete one, or choose one of them")
-            for old in [key for key in self._open if key not in in_use][: len(self._open) + 1 - self._limit]:
+            too_many = max(0, len(self._open) + 1 - self._limit)
+            for old in [key for key in self._open if key not in in_use][:too_many]:
                 self._close(old)
             learner = target.model.learn(self.when, profile=name, store=self._store)
             learner.on_update = self._curve(key, learner)

@@ -205,7 +205,8 @@ class Worker:
         for job in self._queue:
             self._emit(job, stopping)
         for errand in self._errands:
-            errand.done.set_exception(ApiError(503, "the server is stopping"))
+            if errand.done.set_running_or_notify_cancel():
+                errand.done.set_exception(ApiError(503, "the server is stopping"))
         self.profiles.let_go()
 
     def _run_errands(self) -> None:
@@ -214,6 +215,8 @@ class Worker:
                 continue
             with self._changed:
                 self._errands.remove(errand)
+            if not errand.done.set_running_or_notify_cancel():
+                continue
             try:
                 errand.done.set_result(errand.work())
             except Exception as error:
