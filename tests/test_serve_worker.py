@@ -210,6 +210,14 @@ def test_an_answer_that_fails_takes_no_other_with_it() -> None:
                 assert answer.json()["choices"][0]["message"]["content"] == plain(prompt, max_tokens=30)
 
 
+def test_a_client_that_leaves_the_queue_is_counted() -> None:
+    log = Log(OmniDraft(TARGET, DRAFTER), slots=1)
+    gone = log.job("gone", 5)
+    gone.cancelled = True
+    log.run([gone, log.job("a", 5)], {"a"})
+    assert log.target.counters.finished == {"cancelled": 1, "length": 1}
+
+
 def test_an_errand_that_nobody_waits_for_harms_nobody() -> None:
     log = Log(OmniDraft(TARGET, DRAFTER), slots=1)
     begun, go = threading.Event(), threading.Event()

@@ -235,6 +235,7 @@ class Worker:
             with self._changed:
                 self._queue.remove(job)
             if job.cancelled:
+                job.target.counters.finished["cancelled"] += 1
                 continue
             if expired:
                 job.target.counters.finished["timeout"] += 1
