@@ -124,7 +124,7 @@ def test_a_client_that_does_not_read_is_dropped() -> None:
         body = CHAT | {"max_tokens": 4000, "stream": True, "n": 16, "logprobs": True, "top_logprobs": 20}
         with up.connected() as client:
             client.sendall(up.post(body))
-            up.settled(lambda: up.server.targets.get("").counters.finished["cancelled"] == 1)
+            up.settled(lambda: up.server.targets.get("").counters.finished["cancelled"] > 0)
         up.settled(lambda: up.server.worker._reserved == 0)
         assert up.ask("the flake", max_tokens=5).status_code == 200
 
