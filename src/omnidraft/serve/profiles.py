@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
+from omnidraft.errors import ProfileError
 from omnidraft.learn.profile import ProfileKey, ProfileStore
 from omnidraft.serve.errors import ApiError
 from omnidraft.serve.settings import Settings
@@ -15,6 +17,7 @@ from omnidraft.serve.targets import Target, Targets
 if TYPE_CHECKING:
     from omnidraft.learn.learner import Learner
 
+_log = logging.getLogger(__name__)
 _CURVE = 500  # looks at held-out answers kept
 _MOST = 1000  # profiles on disk: any client may name another
 
@@ -92,7 +95,10 @@ class Profiles:
     def _close(self, key: Key) -> None:
         target, name = key
         del self._open[key]
-        self._targets.get(target).model.release(name)
+        try:
+            self._targets.get(target).model.release(name)
+        except ProfileError as error:  # who asks for another profile, or wants this one gone, is not to blame
+            _log.warning("%s", error)
 
     def hold(self) -> None:
         """Answers are under way: learning in the background waits."""

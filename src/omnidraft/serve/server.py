@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -46,11 +47,16 @@ class Server:
         self.worker = Worker(self.profiles, slots=settings.slots, queue=settings.queue, part=settings.part)
 
     def close(self) -> None:
-        """Stop, and save what was learned."""
+        """Stop, and save what was learned.
+
+        Raises:
+            ProfileError: a profile cannot be written; the others are.
+        """
         self._loader.shutdown(cancel_futures=True)
         self.worker.close()
-        for target in self.targets.loaded:
-            target.model.close()
+        with contextlib.ExitStack() as closing:
+            for target in self.targets.loaded:
+                closing.callback(target.model.close)
 
     async def chat(self, request: Request, asked: ChatRequest, profile: str | None) -> Response:
         """Answer /v1/chat/completions."""
