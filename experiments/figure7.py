@@ -28,8 +28,8 @@ class NGramFrequency(OfAnswers):
     title = "Figure 7: frequency of n-grams"
     paper = "A long tail; n-grams are more frequent in code than elsewhere."
     differs = (
-        "ours are shares of the tokens of a short stream, and a larger vocabulary is shared (39,234 tokens), "
-        "so fewer words are n-grams."
+        "ours are shares of the tokens of a short stream, and a larger vocabulary is shared (39,234 tokens "
+        "of smollm2-135m's), so fewer words are n-grams."
     )
     claims = (Claim("N-grams are more frequent in code.", more_in_code),)
 
