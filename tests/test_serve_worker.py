@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -216,6 +217,28 @@ def test_a_client_that_leaves_the_queue_is_counted() -> None:
     gone.cancelled = True
     log.run([gone, log.job("a", 5)], {"a"})
     assert log.target.counters.finished == {"cancelled": 1, "length": 1}
+
+
+def test_an_answer_that_cannot_be_learned_from_was_an_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = OmniDraft.answer
+
+    def spoiled(chunks: Iterator[Any]) -> Iterator[Any]:
+        yield from chunks
+        raise MemoryError
+
+    def answered(self: OmniDraft, *given: Any) -> Any:
+        stream = answer(self, *given)
+        stream._chunks = spoiled(stream._chunks)
+        return stream
+
+    monkeypatch.setattr(OmniDraft, "answer", answered)
+    log = Log(OmniDraft(TARGET, DRAFTER), slots=1)
+    events = log.run([log.job("a", 5), log.job("b", 5)], {"a", "b"})
+    assert "could not be learned from" in caplog.text
+    assert log.target.counters.finished == {"length": 2}
+    assert [type(event) for _, event in events].count(Finished) == 2
 
 
 def test_an_errand_that_nobody_waits_for_harms_nobody() -> None:

@@ -276,8 +276,12 @@ class Worker:
                     break  # nothing is held back
                 return None
             self._finish(answer)
-            for _ in answer.chunks:  # here it is learned from, when the client has its answer
-                pass
+            try:
+                for _ in answer.chunks:  # here it is learned from, when the client has its answer
+                    pass
+            except Exception:
+                _log.exception("an answer could not be learned from")
+                answer.slot.model.reset()
         return self._drop(answer)
 
     def _show(self, answer: _Answer, chunk: Chunk) -> None:
