@@ -395,19 +395,25 @@ def render(path: Path) -> None:
     """Write the page and its pictures."""
     results = Results(path)
     lines = [HEAD.format(path=path)]
-    settings = results.groups("target", "drafter", "max_tokens", "threads")
-    for (target, drafter, max_tokens, threads), _ in settings:
-        setting = dict(target=target, drafter=drafter, max_tokens=max_tokens, threads=threads)
-        born = results.provenances[-1]
+    settings = results.groups("target", "drafter", "max_tokens", "threads", "profile")
+    for (target, drafter, max_tokens, threads, profile), _ in settings:
+        setting = dict(
+            target=target, drafter=drafter, max_tokens=max_tokens, threads=threads, profile=profile
+        )
+        born = results.provenances[
+            [one["provenance"] for one in results.cells if setting.items() <= one["setting"].items()][-1]
+        ]
         versions = ", ".join(f"{name} {number}" for name, number in born["versions"].items() if number)
+        learned = f", profile {profile}" if profile else ""
         lines += [
             f"## {target}\n",
-            f"Drafter {drafter}, up to {max_tokens} tokens an answer, {threads} threads, {born['machine']['cpu']}, "
-            f"{versions}.\n",
+            f"Drafter {drafter}{learned}, up to {max_tokens} tokens an answer, {threads} threads, "
+            f"{born['machine']['cpu']}, {versions}.\n",
         ]
         for (task,), _ in results.groups("task", **setting):
             lines += [f"### {task}\n", markdown.table(COLUMNS, rows(found(results, setting, task))), ""]
-        name = PICTURE.with_stem(f"{PICTURE.stem}-{target}")
+        own = "-".join(filter(None, (PICTURE.stem, target, drafter, profile))).replace("/", "_")
+        name = PICTURE.with_name(f"{own}{PICTURE.suffix}")
         light, dark = (file.name for file in draw(Chart(setting), results, name))
         lines += [
             f'<picture><source media="(prefers-color-scheme: dark)" srcset="pictures/{dark}">'

@@ -1,7 +1,7 @@
 """Figure 4: acceptance while drafter and head learn."""
 
 from omnidraft.experiments.curves import Curve
-from omnidraft.experiments.learning import DIRECT, SHORTER, setting, with_head
+from omnidraft.experiments.learning import DIRECT, QUARTER, setting, with_head
 
 HEADS = ("joint", "interleaved")
 
@@ -9,7 +9,7 @@ HEADS = ("joint", "interleaved")
 class Figure4(Curve):
     title = "Figure 4: acceptance while drafter and head learn"
     paper = "acceptance and speedup rise along the stream, for joint and interleaved training."
-    differs = SHORTER
+    differs = QUARTER
 
     def cells(self, scale):
         drafter, target = scale.same_vocabulary

@@ -1,7 +1,7 @@
 """Our push-forward loss against the paper's, by the proposal that serves each."""
 
 from omnidraft.experiments import markdown
-from omnidraft.experiments.claims import more_tokens
+from omnidraft.experiments.claims import ALIKE, more_tokens
 from omnidraft.experiments.experiment import Experiment
 from omnidraft.experiments.learning import setting, tested
 
@@ -12,9 +12,10 @@ class Losses(Experiment):
     title = "Push-forward against hybrid"
     claims = (
         more_tokens(
-            "(ours) Push-forward KL beats the hybrid loss.", dict(loss="pushforward"), dict(loss="hybrid")
+            "(ours) Push-forward KL beats the hybrid loss.", dict(loss="pushforward"), dict(loss="hybrid"),
+            over=(*ALIKE, "rate", "rank"),
         ),
-    )
+    )  # fmt: skip
 
     def cells(self, scale):
         for loss in LOSSES:

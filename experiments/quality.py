@@ -15,10 +15,11 @@ def equal(results):
     for (task,), _ in results.groups("task"):
         sides = [results.find(task=task, method=method) for method in METHODS]
         if all(sides):
-            plain, drafted = ([bool(one) for one in side[0]["right"]] for side in sides)
-            same = sum(a == b for a, b in zip(plain, drafted, strict=True))
-            said.append(f"{task}: {sum(plain)} and {sum(drafted)} of {len(plain)} right, {same} alike")
-            unequal |= same < len(plain)
+            both = list(zip(*(side[0]["right"] for side in sides), strict=False))  # of the prompts both have
+            plain, drafted = (sum(map(bool, one)) for one in zip(*both, strict=True))
+            same = sum(bool(a) == bool(b) for a, b in both)
+            said.append(f"{task}: {plain} and {drafted} of {len(both)} right, {same} alike")
+            unequal |= same < len(both)
     if not said:
         return None
     return "refuted" if unequal else "confirmed", "; ".join(said)

@@ -30,6 +30,7 @@ class Table1(Experiment):
         "hybrid distillation is ahead everywhere, all weights slightly ahead of LoRA (Llama3-8B; Qwen2-7B)."
     )
     differs = SHORTER
+    apart = ("drafter",)
     claims = (
         more_tokens("The hybrid loss with n-grams beats direct distillation.",
                     dict(row="L_DM + λ L_ngram"), dict(row="L_DM")),

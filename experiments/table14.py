@@ -3,6 +3,7 @@
 import numpy as np
 
 from omnidraft.experiments import markdown, statistics
+from omnidraft.experiments.claims import agreed
 from omnidraft.experiments.experiment import Claim, Experiment
 from omnidraft.experiments.replay import Replay
 from omnidraft.learn.record import Recorded
@@ -28,8 +29,7 @@ def lfu_wins(results):
             said.append(f"{source}, {who or 'real'} drafter: {found.text('.3f')} more hits an answer")
     if not said:
         return None
-    verdict = verdicts[0] if len(set(verdicts)) == 1 else "undecided"
-    return verdict, "; ".join(said)
+    return agreed(verdicts), "; ".join(said)
 
 
 class Table14(Experiment):

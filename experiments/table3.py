@@ -1,7 +1,7 @@
 """Table 3: larger targets and a larger drafter, before and after learning."""
 
 from omnidraft.experiments import markdown
-from omnidraft.experiments.claims import more_tokens
+from omnidraft.experiments.claims import ALIKE, more_tokens
 from omnidraft.experiments.experiment import Experiment
 from omnidraft.experiments.learning import CACHE, SHORTER, setting, tested
 
@@ -18,9 +18,11 @@ class Table3(Experiment):
         "and is slower (1.12x to 1.62x)."
     )
     differs = SHORTER
+    apart = ("small",)  # the drafter that the larger one is beside
     claims = (
-        more_tokens("A larger drafter is accepted more often.", dict(size="larger"), dict(size="small")),
-    )
+        more_tokens("A larger drafter is accepted more often.", dict(size="larger"), dict(size="small"),
+                    over=(*ALIKE, "loss")),
+    )  # fmt: skip
 
     def cells(self, scale):
         drafters = dict(small=scale.drafter, larger=scale.larger_drafter)
@@ -31,8 +33,9 @@ class Table3(Experiment):
                 for size, drafter in drafters.items():
                     for loss in (None, "hybrid"):
                         yield setting(
-                            scale, task, CACHE, loss, target=target, drafter=drafter, size=size, at=at
-                        )
+                            scale, task, CACHE, loss, target=target, drafter=drafter, size=size, at=at,
+                            small=scale.drafter,
+                        )  # fmt: skip
 
     def run(self, lab, cell):
         return tested(lab, cell)

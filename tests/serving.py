@@ -107,9 +107,9 @@ def served(
     finally:
         web.should_exit = True
         thread.join(30)
-        server.close()
         listening.close()
         assert not thread.is_alive()
+        server.close()
 
 
 def plain(text: str, **options: Any) -> str:

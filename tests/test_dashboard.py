@@ -144,6 +144,18 @@ def test_escape_stops_the_answer(browser: Any) -> None:
             slow.settled(lambda: not slow.server.worker.running)
 
 
+def test_a_new_conversation_knows_nothing_of_the_answer_it_ended(browser: Any) -> None:
+    with served(lambda name: OmniDraft(Slow(0.05), None), options={"method": "plain"}) as slow:
+        for page in opened(browser, slow.url):
+            ask(page, "the flake", 2000)
+            expect(page.locator(".answer").first).not_to_be_empty()
+            page.click("#fresh")
+            expect(page.locator("#send")).to_have_text("Send")
+            with page.expect_request("**/v1/chat/completions") as sent:
+                ask(page, "a stone", 2)
+            assert sent.value.post_data_json["messages"] == [{"role": "user", "content": "a stone"}]
+
+
 def test_what_is_said_is_shown_and_never_run(page: Page) -> None:
     ask(page, "<img src=x onerror=alert(1)><b>the flake</b>")
     expect(page.locator(".user").first).to_have_text("<img src=x onerror=alert(1)><b>the flake</b>")

@@ -424,6 +424,49 @@ def test_a_claim_is_judged_by_its_interval(tmp_path: Path) -> None:
     assert "seeds: 2" in (claim.judge(results) or ("", ""))[1]
 
 
+def cell_of(results: Results, measured: dict[str, Any], **setting: Any) -> None:
+    plain = dict(target="t", task="mbpp", train=8, test=len(measured["tokens"]), tokens=40, k=4)
+    results.add(plain | setting, measured, 0, {})
+
+
+def test_drafters_and_sizes_are_never_mixed(tmp_path: Path) -> None:
+    """A file may hold cells of several drafters: the scale's has changed, or the command named another."""
+    results = Results(tmp_path / "losses.json")
+    few = {name: values[:6] for name, values in EVEN.items()}
+    for drafter, better in (("one", FASTER), ("two", EVEN)):
+        learned = dict(drafter=drafter, rank=4, rate=0.1, batch=4, seed=0)
+        for loss, measured in (("pushforward", better), ("hybrid", EVEN)):
+            cell_of(results, few, loss=loss, **learned)  # a run with --prompts 6, before
+            cell_of(results, measured, loss=loss, **learned)
+    lines = page(FOLDER, tmp_path).splitlines()
+    claims = [line.split(" | ") for line in lines if "Push-forward KL beats" in line]
+    assert [(claim[1], claim[3]) for claim in claims] == [("confirmed", "one, t"), ("undecided", "two, t")]
+    assert all("prompts: 30, seeds: 1" in claim[2] for claim in claims)
+    assert sum(line.startswith("**Drafter ") for line in lines) == 2
+    rows = [line.split(" | ") for line in lines if line.startswith("| t | mbpp | 8 |")]
+    assert [row[3] for row in rows] == ["pushforward", "hybrid"] * 2
+    assert {(row[6], row[7]) for row in rows} == {("1", "30")}  # seeds, prompts
+
+
+def test_prompts_are_paired_where_one_side_has_more_of_them(tmp_path: Path) -> None:
+    results = Results(tmp_path / "results.json")
+    cell_of(results, FASTER, row="new")
+    cell_of(results, {name: values[:6] for name, values in EVEN.items()}, row="old")
+    verdict, said = more_tokens("", dict(row="new"), dict(row="old")).judge(results) or ("", "")
+    assert (verdict, "prompts: 6, seeds: 1" in said) == ("confirmed", True)
+
+
+def test_a_larger_drafter_is_judged_before_and_after_learning(tmp_path: Path) -> None:
+    results = Results(tmp_path / "table3.json")
+    for size, measured in (("small", EVEN), ("larger", FASTER)):
+        cell_of(results, EVEN, size=size, loss=None)
+        for seed in (0, 1):
+            cell_of(results, measured, size=size, loss="hybrid", seed=seed)
+    [claim] = experiments.load(FOLDER, "table3").claims
+    verdict, said = claim.judge(results) or ("", "")
+    assert (verdict, "prompts: 60, seeds: 2" in said) == ("confirmed", True)
+
+
 # --- pictures ---
 
 

@@ -7,6 +7,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ import torch
 from omnidraft import OmniDraft
 from omnidraft.backends.huggingface import HuggingFaceModel
 from omnidraft.errors import MissingExtraError, OptionError, ProfileError
+from omnidraft.learn.adapt import adapt
 from omnidraft.learn.guard import Guard
 from omnidraft.learn.learner import Learner
 from omnidraft.learn.profile import Arrays, ProfileStore
@@ -206,6 +208,30 @@ def test_a_profile_is_gone_on_from(drafter: HuggingFaceModel, tmp_path: Path) ->
     assert not np.array_equal(logits(other), logits(learner))
     assert np.array_equal(logits(other), feed(drafter.session(), tokens, 1))
     again.close()
+
+
+def test_before_and_after_are_of_the_same_prompts_and_options(
+    drafter: HuggingFaceModel, tmp_path: Path
+) -> None:
+    model, store = OmniDraft(TARGET, drafter), ProfileStore(tmp_path)
+    learner = model.learn(profile="anna", store=store, budget=1.0, **FAST)
+    stream, judges = PROMPTS[:2], PROMPTS[2:4]
+
+    def gained(held_out: list[str], **options: Any) -> dict[str, Any]:
+        found = adapt(model, learner, stream, held_out, method="text", **options)
+        assert found["held_out"]["before"]["prompts"] == found["held_out"]["after"]["prompts"]
+        assert len(found["curve"]) == len(stream)
+        return found
+
+    first = gained(judges, k=4, max_tokens=8)
+    answers = learner.account.answers
+    assert gained(judges, k=4, max_tokens=8)["held_out"]["before"] == first["held_out"]["before"]
+    assert learner.account.answers == answers  # the same call: it was all done
+    gained(judges[:1], k=4, max_tokens=8)
+    longer = gained(judges[:1], k=4, max_tokens=16)
+    assert [point["tokens"] for point in longer["curve"]] == [16, 16]
+    assert longer["held_out"]["before"]["tokens"] == longer["held_out"]["after"]["tokens"] == 16
+    model.close()
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")  # PEFT's own

@@ -90,6 +90,22 @@ def test_a_seeded_draw_is_the_librarys(up: Served) -> None:
     assert answer.usage.completion_tokens == 60
 
 
+def test_any_integer_is_a_seed(up: Served) -> None:
+    for seed in (-1, -(1 << 63), (1 << 63) - 1):
+        first, again = (chat(up, seed=seed, temperature=1.0).choices[0].message.content for _ in range(2))
+        assert first == again, seed
+
+
+def test_biased_logits(up: Served) -> None:
+    said = chat(up).choices[0].message.content
+    first = TARGET.encode(said)[0]
+    for seed in (None, 3):
+        for value in (-100, 100):
+            biased = chat(up, seed=seed, logit_bias={str(first): value}, logprobs=True).choices[0]
+            pieces = [bytes(one.bytes) for one in biased.logprobs.content]
+            assert {piece == TARGET.vocab.pieces[first] for piece in pieces} == {value > 0}
+
+
 def test_sampling_without_a_seed_differs(up: Served) -> None:
     assert len({chat(up, temperature=1.0).choices[0].message.content for _ in range(4)}) > 1
 
@@ -219,7 +235,13 @@ def test_targets_are_loaded_on_demand_and_share_the_drafter() -> None:
             400,
             "empty",
         ),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages.0.content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            400,
+            "messages.0.content.0.type: Input should be 'text'",
+        ),
+        ({"logit_bias": {"7": 101}}, 400, "logit_bias"),
+        ({"logit_bias": {"99999999": 1}}, 400, "token 99999999 is none of target's"),
         ({"repetition_penalty": 1e-45}, 400, "repetition_penalty"),
         ({"temperature": 3}, 400, "temperature"),
         ({"max_tokens": 0}, 400, "max_tokens"),
@@ -327,6 +349,11 @@ def test_tool_calls_are_read() -> None:
         assert shown == "Let me see.\n"
         assert rest.strip() == "<tool_call>{oops</tool_call>"
         assert [call["function"] for call in calls] == [{"name": "add", "arguments": '{"a": 1}'}]
+    reader = ToolReader()
+    reader.feed(
+        '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>'
+    )  # as some models write them
+    assert reader.end()[1][0]["function"]["arguments"] == '{"a": 1}'
     reader = ToolReader()
     assert reader.feed("a <tool_") == "a "
     assert reader.feed("b") == "<tool_b"

@@ -21,11 +21,14 @@ pytest.importorskip("peft")
 
 from learning_drafter import write_drafter
 from serving import TARGET, plain, served
+from toy import ToyModel
 
 from omnidraft import OmniDraft
 from omnidraft.backends.huggingface import HuggingFaceModel
-from omnidraft.learn.profile import ProfileStore
+from omnidraft.errors import ProfileError
+from omnidraft.learn.profile import ProfileKey, ProfileStore
 
+OTHER = ToyModel(TARGET.vocab, name="other", seed=1)
 PROMPTS = ["the flake", "then the lake was", "a stone", "by the water", "the bird", "in the evening"] * 3
 
 
@@ -111,6 +114,58 @@ def test_profiles_are_chosen_by_header_or_user_and_forgotten(
         assert ask("anna").status_code == 200
         assert profile_of(up, "anna")["answers"] == 1
     assert {info.key.name for info in store.profiles()} == {"anna", "carl"}
+
+
+def test_as_many_profiles_stay_open_as_may(drafter: HuggingFaceModel, tmp_path: Path) -> None:
+    with served(
+        lambda name: OmniDraft(TARGET, drafter), ProfileStore(tmp_path), learn="idle", profiles=4
+    ) as up:
+        for user in ("anna", "ben", "carl", "dora", "emil"):
+            assert up.ask("the flake", max_tokens=5, user=user).status_code == 200
+        up.settled(lambda: not up.server.worker.running)
+        assert [name for _, name in up.server.profiles.learners] == ["ben", "carl", "dora", "emil"]
+
+
+def test_a_profile_that_cannot_be_saved_stops_no_other(
+    drafter: HuggingFaceModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = ProfileStore(tmp_path)
+    save = store.save
+
+    def full(key: ProfileKey, parts: Any) -> int:
+        if key.name == "anna":
+            raise ProfileError("the disk is full")
+        return save(key, parts)
+
+    store.save = full  # type: ignore[method-assign]
+    with contextlib.ExitStack() as ending:
+        up = ending.enter_context(
+            served(
+                lambda name: OmniDraft(TARGET if name == "target" else OTHER, drafter),
+                store,
+                learn="idle",
+                profiles=2,
+            )
+        )
+
+        def ask(user: str, model: str = "target") -> int:
+            return up.ask("the flake", max_tokens=5, user=user, model=model).status_code
+
+        assert (ask("anna"), ask("ben"), ask("carl", "other")) == (200, 200, 200)
+        assert "the disk is full" in caplog.text
+        assert ask("anna") == 200
+        assert up.http.delete("/v1/omnidraft/profiles/anna").status_code == 404  # it never was on disk
+        assert ask("anna") == 200
+        with pytest.raises(ProfileError, match="the disk is full"):
+            ending.close()
+    assert {info.key.name for info in store.profiles() if info.version} == {"ben", "carl"}
+
+
+def test_a_user_is_no_profile_while_nobody_learns(drafter: HuggingFaceModel, tmp_path: Path) -> None:
+    """OpenAI's clients send who their user is, in whatever form they like."""
+    with served(lambda name: OmniDraft(TARGET, drafter), ProfileStore(tmp_path)) as up:
+        assert up.ask("the flake", max_tokens=5, user="anna@example.com").status_code == 200
+        assert not up.server.profiles.learners
 
 
 def test_profiles_are_not_made_without_end(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -208,6 +209,49 @@ def test_an_answer_that_fails_takes_no_other_with_it() -> None:
                 assert "NaN or infinite logits" in answer.json()["error"]["message"]
             else:
                 assert answer.json()["choices"][0]["message"]["content"] == plain(prompt, max_tokens=30)
+
+
+def test_a_client_that_leaves_the_queue_is_counted() -> None:
+    log = Log(OmniDraft(TARGET, DRAFTER), slots=1)
+    gone = log.job("gone", 5)
+    gone.cancelled = True
+    log.run([gone, log.job("a", 5)], {"a"})
+    assert log.target.counters.finished == {"cancelled": 1, "length": 1}
+
+
+def test_an_answer_that_cannot_be_learned_from_was_an_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = OmniDraft.answer
+
+    def spoiled(chunks: Iterator[Any]) -> Iterator[Any]:
+        yield from chunks
+        raise MemoryError
+
+    def answered(self: OmniDraft, *given: Any) -> Any:
+        stream = answer(self, *given)
+        stream._chunks = spoiled(stream._chunks)
+        return stream
+
+    monkeypatch.setattr(OmniDraft, "answer", answered)
+    log = Log(OmniDraft(TARGET, DRAFTER), slots=1)
+    events = log.run([log.job("a", 5), log.job("b", 5)], {"a", "b"})
+    assert "could not be learned from" in caplog.text
+    assert log.target.counters.finished == {"length": 2}
+    assert [type(event) for _, event in events].count(Finished) == 2
+
+
+def test_an_errand_that_nobody_waits_for_harms_nobody() -> None:
+    log = Log(OmniDraft(TARGET, DRAFTER), slots=1)
+    begun, go = threading.Event(), threading.Event()
+    first = log.worker.between(lambda: (begun.set(), go.wait(30)))
+    begun.wait(30)
+    second = log.worker.between(lambda: None)
+    assert second.cancel()
+    go.set()
+    first.result(30)
+    log.run([log.job("a", 5)], {"a"})
+    assert isinstance(log.events[-1][1], Finished)
 
 
 def test_stopping_ends_answers_with_an_error() -> None:

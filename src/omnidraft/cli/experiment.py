@@ -120,6 +120,7 @@ def _run(
     found: Experiment, scale: Scale, data: Path, path: Path, only: list[str] | None, resume: bool
 ) -> None:
     from omnidraft.experiments.lab import Lab
+    from omnidraft.experiments.render import told
     from omnidraft.experiments.results import Results
     from omnidraft.experiments.runner import run
 
@@ -143,7 +144,7 @@ def _run(
         results,
         on_cell=report,
     )
-    out.print(f"## {found.title}\n\n{found.report(results)}", markup=False)
+    out.print(f"## {found.title}\n\n{told(found, results)}", markup=False)
 
 
 def _list(folder: Path, scale: Scale, times: StepTimes, where: Path) -> None:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 class OfAnswers(Experiment):
     """Looks at the training stream of each target and task."""
 
+    apart = ("drafter",)
+
     def cells(self, scale: Scale) -> Iterator[Cell]:
         """See `Experiment`."""
         for target in scale.targets:

@@ -10,6 +10,7 @@ from omnidraft.experiments.experiment import Claim, Measured, Verdict
 from omnidraft.experiments.results import Results
 
 Setting = dict[str, Any]
+ALIKE = ("target", "task", "train", "tokens", "k")  # fields in which what is compared must be the same
 
 
 def more_tokens(
@@ -17,7 +18,7 @@ def more_tokens(
     better: Setting,
     worse: Setting,
     *,
-    over: Sequence[str] = ("target", "task"),
+    over: Sequence[str] = ALIKE,
     least: float = 1.0,
 ) -> Claim:
     """A claim that one setting makes more tokens a step than another, pooled over what both were measured on.
@@ -50,13 +51,23 @@ def pooled(
             {key[:-1]: runs for key, runs in side.items() if key[-1] == seed} | plain
             for side, plain in zip(sides, unseeded, strict=True)
         ]
-        keys = [key for key in found[0] if key in found[1]]
-        if keys:
-            shared.append(
-                (_joined([found[0][key][0] for key in keys]), _joined([found[1][key][0] for key in keys]))
-            )
+        pairs = [_paired(found[0][key][0], found[1][key][0]) for key in found[0] if key in found[1]]
+        if pairs:
+            shared.append((_joined([a for a, _ in pairs]), _joined([b for _, b in pairs])))
     whole = [pair for pair in shared if len(pair[0]["tokens"]) == len(shared[0][0]["tokens"])]
     return ([a for a, _ in whole], [b for _, b in whole]) if whole else None
+
+
+def agreed(verdicts: Sequence[Verdict]) -> Verdict:
+    """What all say; undecided where they differ."""
+    return verdicts[0] if len(set(verdicts)) == 1 else "undecided"
+
+
+def _paired(one: Measured, other: Measured) -> tuple[Measured, Measured]:
+    """Of the prompts that both have: those of a task are always its first."""
+    count = min(len(one["tokens"]), len(other["tokens"]))
+    first, second = ({name: values[:count] for name, values in run.items()} for run in (one, other))
+    return first, second
 
 
 def _joined(runs: Sequence[Measured]) -> Measured:

@@ -53,6 +53,7 @@ class Experiment(ABC):
     title: str
     paper: str = ""  # what the paper found, in Markdown; empty for our own experiments
     differs: str = ""  # where ours cannot be the paper's, and why
+    apart: Sequence[str] = ("drafter", "target")  # cells that differ in these are reported and judged apart
 
     @property
     def claims(self) -> Sequence[Claim]:

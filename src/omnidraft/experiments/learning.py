@@ -24,9 +24,10 @@ from omnidraft.learn.record import Recorded
 from omnidraft.learn.trainer import Trainer, Training
 
 SHORTER = (
-    "our drafter is twice the size of Llama-68M and knows chats, and the stream is a fiftieth of the paper's: "
-    "acceptance is higher before learning, and learning adds less to it."
+    "our drafters know chats, and the stream is a fiftieth of the paper's: acceptance is higher before learning, "
+    "and learning adds less to it."
 )
+QUARTER = f"omnidraft-nano has a quarter of its parent's vocabulary, where the paper's pair shares all of it; {SHORTER}"
 # At temperature 0 the paper's rule accepts what `compare` does.
 DIRECT = "direct:compare:nosplits"  # the paper's SpDDM
 CACHE = "ngram:compare:nosplits"  # with the paper's n-grams

@@ -33,7 +33,7 @@ def page(folder: Path, results: Path) -> str:
     parts = [
         _HEAD,
         "## Claims\n",
-        markdown.table(("claim", "verdict", "numbers", "from"), _claims(known)),
+        markdown.table(("claim", "verdict", "numbers", "models", "from"), _claims(known)),
         "",
     ]
     for name, found, own in known:
@@ -48,7 +48,7 @@ def write(folder: Path, results: Path) -> list[Path]:
         own = Results(results / f"{name}.json")
         found = experiments.load(folder, name)
         if len(own):
-            files += draw(found, own, PICTURES / f"{name}.svg")
+            files += draw(found, _pictured(found, own)[1], PICTURES / f"{name}.svg")
     PAGE.parent.mkdir(exist_ok=True)
     PAGE.write_text(page(folder, results), encoding="utf-8")
     return files
@@ -58,10 +58,33 @@ def _claims(known: list[tuple[str, Experiment, Results]]) -> list[tuple[str, ...
     """The paper's first, then ours."""
     rows = []
     for name, found, own in known:
+        parts = list(own.parts(*found.apart))
         for claim in found.claims:
-            verdict, numbers = claim.judge(own) or ("not run yet", "")
-            rows.append((claim.text, verdict, numbers, f"[{name}](#{_anchor(found.title)})"))
+            judged = [(claim.judge(part), ", ".join(map(str, models.values()))) for models, part in parts]
+            verdicts: list[tuple[str, str, str]] = [(*one, models) for one, models in judged if one]
+            link = f"[{name}](#{_anchor(found.title)})"
+            rows += [(claim.text, *one, link) for one in verdicts or [("not run yet", "", "")]]
     return sorted(rows, key=lambda row: row[0].startswith("(ours)"))
+
+
+def told(found: Experiment, own: Results) -> str:
+    """The report of each part that is reported alone."""
+    return "\n\n".join(
+        f"**{_named(models)}**\n\n{found.report(part)}" for models, part in own.parts(*found.apart)
+    )
+
+
+def _named(models: dict[str, str]) -> str:
+    said = ", ".join(f"{name} {model}" for name, model in models.items())
+    return f"{said[:1].upper()}{said[1:]}"
+
+
+def _pictured(found: Experiment, own: Results) -> tuple[dict[str, str], Results]:
+    """The part that a picture is of: the one with the most cells of the scale, else the latest."""
+    cells = all_cells(found, LAPTOP, LAPTOP.seeds)
+    return max(
+        enumerate(own.parts(*found.apart)), key=lambda one: (sum(cell in one[1][1] for cell in cells), one[0])
+    )[1]
 
 
 def _section(name: str, found: Experiment, own: Results) -> Iterator[str]:
@@ -70,7 +93,7 @@ def _section(name: str, found: Experiment, own: Results) -> Iterator[str]:
     cells = all_cells(found, LAPTOP, LAPTOP.seeds)
     missing = [cell for cell in cells if cell not in own]
     if len(own):
-        yield f"{found.report(own)}\n"
+        yield f"{told(found, own)}\n"
         if found.differs:
             yield f"Beside the paper's: {found.differs}\n"
         light, dark = (PICTURES / f"{name}-{page}.svg" for page in ("light", "dark"))
@@ -79,6 +102,7 @@ def _section(name: str, found: Experiment, own: Results) -> Iterator[str]:
                 f'<picture><source media="(prefers-color-scheme: dark)" srcset="pictures/{dark.name}">'
                 f'<img alt="{found.title}" src="pictures/{light.name}"></picture>\n'
             )
+            yield f"The picture: {_named(_pictured(found, own)[0])}.\n"
     if missing:
         begun = (
             f"{len(cells) - len(missing)} of {len(cells)} cells are finished; the rest"

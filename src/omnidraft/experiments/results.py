@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 from omnidraft.errors import OptionError
 from omnidraft.experiments.experiment import Cell, Measured
+
+_SIZES = ("test", "prompts")  # fields of a setting that say on how many prompts it is measured
 
 
 class Results:
@@ -70,6 +73,24 @@ class Results:
         """Another experiment's results, of the same folder."""
         return Results(self.path.with_name(f"{name}.json"))
 
+    def parts(self, *names: str) -> Iterator[tuple[dict[str, Any], Results]]:
+        """For each combination of these fields, in the order of the cells: their values, and its cells alone.
+
+        Of cells that differ in the number of their prompts only, and in the seed, those with the most are left.
+        """
+        most: dict[str, int] = {}
+        for done in self.cells:
+            most[_kind(done)] = max(_size(done), most.get(_kind(done), 0))
+        found: dict[str, list[dict[str, Any]]] = {}
+        for done in self.cells:
+            if _size(done) == most[_kind(done)]:
+                key = json.dumps([done["setting"].get(name) for name in names])
+                found.setdefault(key, []).append(done)
+        for key, cells in found.items():
+            part = copy.copy(self)
+            part.cells = cells
+            yield dict(zip(names, json.loads(key), strict=True)), part
+
     def groups(self, *names: str, **setting: Any) -> Iterator[tuple[tuple[Any, ...], list[Measured]]]:
         """For each combination of these fields, in the order of the cells: their values, and what was measured."""
         found: dict[tuple[Any, ...], list[Measured]] = {}
@@ -78,3 +99,12 @@ class Results:
                 key = tuple(done["setting"].get(name) for name in names)
                 found.setdefault(key, []).append(done["measured"])
         return iter(found.items())
+
+
+def _kind(done: dict[str, Any]) -> str:
+    setting = {name: value for name, value in done["setting"].items() if name not in (*_SIZES, "seed")}
+    return json.dumps(setting, sort_keys=True)
+
+
+def _size(done: dict[str, Any]) -> int:
+    return next((int(done["setting"][name]) for name in _SIZES if done["setting"].get(name)), 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -28,11 +29,12 @@ def adapt(
 ) -> dict[str, Any]:
     """Answer `prompts` in order while learning; measure on `held_out`, which is never learned from, before and after.
 
-    What is done is saved with the learner's profile: after a kill the same call goes on where that was. Returns
-    `curve`, one point an answer, and `held_out`, see `measured`.
+    What is done is saved with the learner's profile: after a kill the same call goes on where that was; one with other
+    prompts or options begins anew. Returns `curve`, one point an answer, and `held_out`, see `measured`.
     """
     known: dict[str, Any] = learner.documents.get(_PART, {})
-    stream = hashlib.sha256("\0".join(prompts).encode()).hexdigest()
+    asked = [list(prompts), list(held_out), sorted((name, repr(value)) for name, value in options.items())]
+    stream = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
     if known.get("stream") != stream:
         known = {"stream": stream, "curve": [], "before": None}
     curve: list[Point] = known["curve"]

@@ -106,7 +106,8 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
+        # The one that lies deepest: where a field may have several types, it is of the one that was meant.
+        first = max(error.errors(), key=lambda one: len(one["loc"]))
         # Of a field that may have several types, pydantic names the type too: "constrained-str", "list[int]".
         where = ".".join(
             str(part)

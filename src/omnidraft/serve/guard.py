@@ -35,6 +35,8 @@ class Guard:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         headers = dict(scope["headers"])
+        if scope["method"] == "HEAD":  # as GET; the body stays away further out
+            scope = {**scope, "method": "GET"}
         if refusal := self._refusal(scope["path"], headers):
             refusal.headers["Connection"] = "close"  # a body may be under way still
             return await refusal.response(scope, receive, send)
@@ -86,7 +88,7 @@ def _name(host: str) -> str:
     """The name in a Host header, without its port."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
-    return host.partition(":")[0]
+    return host.partition(":")[0].lower()
 
 
 def connections(patience: float) -> type[H11Protocol]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
+from omnidraft.errors import ProfileError
 from omnidraft.learn.profile import ProfileKey, ProfileStore
 from omnidraft.serve.errors import ApiError
 from omnidraft.serve.settings import Settings
@@ -15,6 +17,7 @@ from omnidraft.serve.targets import Target, Targets
 if TYPE_CHECKING:
     from omnidraft.learn.learner import Learner
 
+_log = logging.getLogger(__name__)
 _CURVE = 500  # looks at held-out answers kept
 _MOST = 1000  # profiles on disk: any client may name another
 
@@ -38,6 +41,8 @@ class Profiles:
     def named(self, target: Target, header: str | None, user: str | None) -> str | None:
         """The profile of a request; None for none. A drafter that cannot be adapted has none.
 
+        A `user` names one only where the server learns: to OpenAI's clients it may be any text, and is no wish.
+
         Raises:
             ApiError: a header names one, and there can be none (400).
             ProfileError: what cannot be a profile's name.
@@ -46,7 +51,7 @@ class Profiles:
             if header:
                 raise ApiError(400, "the drafter of this server cannot be adapted; leave the profile out")
             return None
-        name = header or user or self.default
+        name = header or (user if self.when != "off" else None) or self.default
         if name:
             ProfileKey("drafter", target.name, name)
         return name
@@ -67,7 +72,8 @@ class Profiles:
             names = [(info.key.target, info.key.name) for info in self.listed()]
             if len(names) >= _MOST and key not in names:
                 raise ApiError(400, f"there are {_MOST} profiles; delete one, or choose one of them")
-            for old in [key for key in self._open if key not in in_use][: len(self._open) + 1 - self._limit]:
+            too_many = max(0, len(self._open) + 1 - self._limit)
+            for old in [key for key in self._open if key not in in_use][:too_many]:
                 self._close(old)
             learner = target.model.learn(self.when, profile=name, store=self._store)
             learner.on_update = self._curve(key, learner)
@@ -89,7 +95,10 @@ class Profiles:
     def _close(self, key: Key) -> None:
         target, name = key
         del self._open[key]
-        self._targets.get(target).model.release(name)
+        try:
+            self._targets.get(target).model.release(name)
+        except ProfileError as error:  # who asks for another profile, or wants this one gone, is not to blame
+            _log.warning("%s", error)
 
     def hold(self) -> None:
         """Answers are under way: learning in the background waits."""

@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from omnidraft.serve.errors import ApiError
 
 _Text = Annotated[str, Field(max_length=1 << 24)]
+_Id = Annotated[int, Field(ge=0, lt=1 << 31)]
+_Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 _Penalty = Annotated[float | None, Field(ge=-2, le=2, allow_inf_nan=False)]
 
 
@@ -151,7 +153,8 @@ class _Request(BaseModel):
     repetition_penalty: Annotated[float | None, Field(ge=0.01, le=10, allow_inf_nan=False)] = 1.0
     presence_penalty: _Penalty = 0.0
     frequency_penalty: _Penalty = 0.0
-    seed: Annotated[int | None, Field(ge=0, lt=1 << 63)] = None
+    seed: Annotated[int | None, Field(ge=-(1 << 63), lt=1 << 63)] = None
+    logit_bias: Annotated[dict[_Id, _Bias], Field(max_length=1024)] | None = None
     stop: (
         Annotated[str, Field(min_length=1)]
         | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)]
@@ -171,7 +174,7 @@ class _Request(BaseModel):
             "repetition_penalty": self.repetition_penalty or 1.0,
             "presence_penalty": self.presence_penalty or 0.0,
             "frequency_penalty": self.frequency_penalty or 0.0,
-            "seed": None if self.seed is None else self.seed + choice,
+            "seed": None if self.seed is None else (self.seed + choice) % (1 << 64),
         }
         return plain | {"stop": tuple(stop)}
 
@@ -223,7 +226,7 @@ class ChatRequest(_Request):
         return [tool.model_dump(exclude_none=True) for tool in self.tools]
 
 
-_Ids = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(min_length=1)]
+_Ids = Annotated[list[_Id], Field(min_length=1)]
 
 
 class CompletionRequest(_Request):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -17,6 +19,7 @@ from omnidraft.engine import OmniDraft
 from omnidraft.errors import ContextLengthError, OptionError
 from omnidraft.learn.profile import ProfileStore
 from omnidraft.options import Options, make_options
+from omnidraft.sampling import Processor
 from omnidraft.serve.answers import ChatForm, CompletionForm, Form, event
 from omnidraft.serve.errors import ApiError
 from omnidraft.serve.exchange import Batch, ClientGone, Exchange
@@ -25,6 +28,7 @@ from omnidraft.serve.schemas import ChatRequest, CompletionRequest
 from omnidraft.serve.settings import Settings
 from omnidraft.serve.targets import Target, Targets
 from omnidraft.serve.worker import Finished, Job, Shown, Worker
+from omnidraft.types import Row
 
 _log = logging.getLogger(__name__)
 _GONE = 499  # what nginx calls a client that left
@@ -43,11 +47,16 @@ class Server:
         self.worker = Worker(self.profiles, slots=settings.slots, queue=settings.queue, part=settings.part)
 
     def close(self) -> None:
-        """Stop, and save what was learned."""
+        """Stop, and save what was learned.
+
+        Raises:
+            ProfileError: a profile cannot be written; the others are.
+        """
         self._loader.shutdown(cancel_futures=True)
         self.worker.close()
-        for target in self.targets.loaded:
-            target.model.close()
+        with contextlib.ExitStack() as closing:
+            for target in self.targets.loaded:
+                closing.callback(target.model.close)
 
     async def chat(self, request: Request, asked: ChatRequest, profile: str | None) -> Response:
         """Answer /v1/chat/completions."""
@@ -190,11 +199,27 @@ class Server:
         schema: dict[str, Any] | None,
     ) -> Options:
         options = {**self.settings.options, **asked.sampling(choice), "max_tokens": limit}
+        if asked.logit_bias:
+            options["processors"] = (_biased(target, asked.logit_bias),)
         if schema is not None:
             from omnidraft.processors import json_schema
 
-            options["processors"] = (json_schema(target.model.target.vocab, schema),)
+            grammar = json_schema(target.model.target.vocab, schema)
+            options["processors"] = (*options.get("processors", ()), grammar)
         return make_options(**options)
+
+
+def _biased(target: Target, bias: dict[int, float]) -> Processor:
+    if (last := max(bias)) >= target.model.target.vocab.size:
+        raise ApiError(400, f"token {last} is none of {target.name}'s; leave it out", param="logit_bias")
+    ids, values = np.array([*bias]), np.array([*bias.values()], np.float32)
+
+    def process(tokens: Sequence[int], row: Row) -> Row:
+        changed = row.copy()
+        changed[ids] += values
+        return changed
+
+    return process
 
 
 async def _whole(form: Form, events: AsyncIterator[Batch], count: int) -> dict[str, Any]:

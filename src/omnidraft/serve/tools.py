@@ -37,13 +37,17 @@ class ToolReader:
             try:
                 call = json.loads(found[1])
                 name, arguments = call["name"], call.get("arguments", {})
+                if not isinstance(
+                    arguments, str
+                ):  # some models write them as JSON in a string, as the API does
+                    arguments = json.dumps(arguments, ensure_ascii=False)
             except (ValueError, KeyError, TypeError):
                 return found[0]
             calls.append(
                 {
                     "id": f"call_{secrets.token_hex(12)}",
                     "type": "function",
-                    "function": {"name": str(name), "arguments": json.dumps(arguments, ensure_ascii=False)},
+                    "function": {"name": str(name), "arguments": arguments},
                 }
             )
             return ""

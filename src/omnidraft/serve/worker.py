@@ -205,7 +205,8 @@ class Worker:
         for job in self._queue:
             self._emit(job, stopping)
         for errand in self._errands:
-            errand.done.set_exception(ApiError(503, "the server is stopping"))
+            if errand.done.set_running_or_notify_cancel():
+                errand.done.set_exception(ApiError(503, "the server is stopping"))
         self.profiles.let_go()
 
     def _run_errands(self) -> None:
@@ -214,6 +215,8 @@ class Worker:
                 continue
             with self._changed:
                 self._errands.remove(errand)
+            if not errand.done.set_running_or_notify_cancel():
+                continue
             try:
                 errand.done.set_result(errand.work())
             except Exception as error:
@@ -232,6 +235,7 @@ class Worker:
             with self._changed:
                 self._queue.remove(job)
             if job.cancelled:
+                job.target.counters.finished["cancelled"] += 1
                 continue
             if expired:
                 job.target.counters.finished["timeout"] += 1
@@ -272,8 +276,12 @@ class Worker:
                     break  # nothing is held back
                 return None
             self._finish(answer)
-            for _ in answer.chunks:  # here it is learned from, when the client has its answer
-                pass
+            try:
+                for _ in answer.chunks:  # here it is learned from, when the client has its answer
+                    pass
+            except Exception:
+                _log.exception("an answer could not be learned from")
+                answer.slot.model.reset()
         return self._drop(answer)
 
     def _show(self, answer: _Answer, chunk: Chunk) -> None:
