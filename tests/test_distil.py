@@ -9,11 +9,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import filelock
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -333,21 +335,63 @@ def test_a_shipped_drafter_is_a_known_model(shipped: Path, built: Path) -> None:
     assert (hub.pull("toy-nano") / "model.safetensors").stat().st_mtime_ns == before
 
 
-def test_another_version_of_a_shipped_drafter_replaces_it(shipped: Path) -> None:
+def double_a_norm(shipped: Path) -> Any:
+    """A newer version of the shipped file, of the very same size, as an upgrade of the package brings it."""
     from safetensors.torch import load_file, safe_open, save_file
 
-    folder = hub.pull("toy-nano")
+    size = shipped.stat().st_size
     with safe_open(shipped, framework="pt") as file:
         about = file.metadata()
     tensors = load_file(shipped)
     tensors["model.norm.weight"] *= 2
     save_file(tensors, shipped, metadata=about)
+    assert shipped.stat().st_size == size
+    return tensors["model.norm.weight"].bfloat16()
+
+
+def test_another_version_of_a_shipped_drafter_replaces_it(shipped: Path) -> None:
+    from safetensors.torch import load_file
+
+    folder = hub.pull("toy-nano")
+    norm = double_a_norm(shipped)
     hub.pull("toy-nano")
-    assert (
-        load_file(folder / "model.safetensors")["model.norm.weight"]
-        .eq(tensors["model.norm.weight"].bfloat16())
-        .all()
-    )
+    assert load_file(folder / "model.safetensors")["model.norm.weight"].eq(norm).all()
+
+
+def test_another_version_of_a_shipped_drafter_replaces_its_conversion_too(
+    shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("openvino")
+    from omnidraft import load_model
+
+    def row() -> Any:
+        return load_model("toy-nano", engine="openvino").session().extend([*range(20)], 1)
+
+    old = row()
+    assert np.array_equal(row(), old)
+    double_a_norm(shipped)
+    new = row()
+    assert not np.allclose(new, old)
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path / "empty"))
+    assert np.array_equal(row(), new), "as one that never saw the old version has it"
+
+
+def test_a_shipped_drafter_is_unpacked_by_one_process_only(
+    shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second one would delete the checkpoint that the first has begun to read."""
+    home = hub.pull("toy-nano").parent
+    shutil.move(home, tmp_path / "aside")
+    monkeypatch.setattr("omnidraft.packed.unpack_drafter", lambda *arguments: pytest.fail("a second time"))
+    found: list[Path] = []
+    with filelock.FileLock(tmp_path / "home" / "locks" / f"{home.name}.lock", thread_local=False):
+        waiter = threading.Thread(target=lambda: found.append(hub.resolve("toy-nano")))
+        waiter.start()
+        waiter.join(0.5)
+        assert waiter.is_alive()
+        shutil.move(tmp_path / "aside", home)
+    waiter.join(10)
+    assert found == [home / "checkpoint"]
 
 
 def test_a_damaged_shipped_drafter_is_refused(shipped: Path) -> None:

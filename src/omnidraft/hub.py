@@ -357,13 +357,19 @@ def _unpacked(name: str, progress: Progress) -> Path:
     home = home_of(name)
     checkpoint = home / "checkpoint"
     sha256 = sha256_of(file)
-    if is_ready(checkpoint) and (read_manifest(checkpoint) or {})["sha256"] == sha256:
+
+    def is_current() -> bool:
+        return is_ready(checkpoint) and (read_manifest(checkpoint) or {}).get("sha256") == sha256
+
+    if is_current():
         return checkpoint
     _require_converter()
     parent = resolve(shipped.parent, progress)
     from omnidraft.packed import unpack_drafter
 
     with locked(home.name, progress), writing(home):
+        if is_current():  # another process made it while we waited
+            return checkpoint
         unfinished = home / "checkpoint.unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
