@@ -190,6 +190,14 @@ def test_a_sharded_folder_needs_all_its_shards(tmp_path):
     assert hub.resolve(str(folder)) == folder
 
 
+def test_an_index_of_an_earlier_save_does_not_count(tmp_path):
+    """save_pretrained leaves it behind when weights that were in shards are saved as one file."""
+    folder = tmp_path / "mine"
+    write_checkpoint(folder)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "gone.safetensors"}}))
+    assert hub.resolve(str(folder)) == folder
+
+
 @pytest.mark.parametrize("cut", [0, 4, 20, -1])
 def test_truncated_weights_are_reported(tmp_path, cut):
     write_checkpoint(tmp_path / "mine")

@@ -191,6 +191,23 @@ def test_a_model_is_converted_once_and_anew_when_its_files_change(
     assert not np.allclose(before, feed(load_model(str(folder), engine="openvino").session(), TOKENS, 1))
 
 
+def test_weights_saved_in_shards_and_then_as_one_file(home: Path) -> None:
+    """The index of the first save stays behind; transformers takes the one file, and so must we."""
+    folder = checkpoint(home / "shards", "llama")
+    module = AutoModelForCausalLM.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    module.save_pretrained(folder, max_shard_size="100KB")
+    assert len(list(folder.glob("model-*.safetensors"))) > 1
+
+    def row() -> np.ndarray:
+        model = load_model(str(folder), engine="openvino", precision="float32")
+        return feed(model.session(), TOKENS, 1)[0]
+
+    np.testing.assert_allclose(row(), torch_rows(folder, TOKENS)[-1], atol=2e-4)
+    checkpoint(folder, "llama", seed=3)
+    np.testing.assert_allclose(row(), torch_rows(folder, TOKENS)[-1], atol=2e-4)
+
+
 def test_an_exported_folder_is_used_as_it_is(models, home: Path) -> None:  # type: ignore[no-untyped-def]
     for name in ("llama", "gemma3"):
         (folder,) = home.glob(f"models/{name}-*/openvino-float32")

@@ -127,17 +127,24 @@ def _missing_or_cut(folder: Path) -> str | None:
     return None
 
 
+def shards_of(folder: Path) -> list[str]:
+    """The files that a checkpoint's weights are in, as transformers finds them: an index beside the one file is left
+    from an earlier save.
+
+    Raises:
+        ValueError, LookupError, AttributeError, TypeError: the index is damaged.
+    """
+    index = folder / "model.safetensors.index.json"
+    if (folder / "model.safetensors").is_file() or not index.is_file():
+        return ["model.safetensors"]
+    return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+
+
 def _weights_fault(folder: Path) -> str | None:
     if (folder / "openvino_model.xml").is_file():
         return None if (folder / "openvino_model.bin").is_file() else "has no openvino_model.bin"
-    index = folder / "model.safetensors.index.json"
     try:
-        shards = (
-            set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-            if index.is_file()
-            else {"model.safetensors"}
-        )
-        for shard in sorted(shards):
+        for shard in shards_of(folder):
             if not (folder / shard).is_file():
                 return f"has no {shard}"
             with (folder / shard).open("rb") as weights:
