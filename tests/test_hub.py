@@ -194,7 +194,9 @@ def test_an_index_of_an_earlier_save_does_not_count(tmp_path):
     """save_pretrained leaves it behind when weights that were in shards are saved as one file."""
     folder = tmp_path / "mine"
     write_checkpoint(folder)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "gone.safetensors"}}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"x": "gone.safetensors"}})
+    )
     assert hub.resolve(str(folder)) == folder
 
 
@@ -331,7 +333,7 @@ def test_a_crash_while_converting_leaves_no_checkpoint(toy, monkeypatch):
 def test_the_hub_comes_first_if_it_has_the_very_file(toy, monkeypatch):
     downloads = []
 
-    def download(repo, file, size, target, progress):
+    def download(repo, file, size, sha256, target, progress):
         downloads.append((repo, file))
         target.write_bytes(b"".join(PARTS))
 
@@ -340,6 +342,20 @@ def test_the_hub_comes_first_if_it_has_the_very_file(toy, monkeypatch):
     monkeypatch.setattr(fetch, "_hub_facts", lambda repo, file: (toy.size, toy.sha256))
     hub.resolve(NAME)
     assert downloads == [("someone/toy-GGUF", "toy.gguf")]
+
+
+def test_what_the_hub_gave_before_it_broke_off_is_not_kept_beside_the_whole(toy, monkeypatch):
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+
+    def download(repo, file, *, local_dir):
+        local_dir.mkdir()
+        (local_dir / "partial").write_bytes(b"GGUF")
+        raise ConnectionError("broken off")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    monkeypatch.setattr(fetch, "_hub_facts", lambda repo, file: (toy.size, toy.sha256))
+    folder = hub.resolve(NAME)
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["checkpoint", "model.gguf"]
 
 
 def test_another_file_on_the_hub_is_not_fetched(toy, monkeypatch):
@@ -479,23 +495,60 @@ def test_a_second_process_waits_and_finds_the_work_done(toy, home, monkeypatch):
 # --- the hub's repositories ---
 
 
-def test_a_gguf_on_the_hub_is_checked_converted_and_listed(toy, monkeypatch):
-    pytest.importorskip("huggingface_hub")
-    name, content = "someone/models/deep/x.gguf", b"GGUF x"
+@pytest.fixture
+def on_the_hub(toy, monkeypatch):
+    """A hub that gives its client one file, and says of it what the test wants."""
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    content = b"GGUF x"
+    facts = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
-    def download(repo, file, size, target, progress):
-        assert (repo, file) == ("someone/models", "deep/x.gguf")
-        target.write_bytes(content)
+    def download(repo, file, *, local_dir):
+        assert f"{repo}/{file}" == HUB_GGUF
+        (local_dir / file).parent.mkdir(parents=True, exist_ok=True)
+        (local_dir / file).write_bytes(content)
+        return str(local_dir / file)
 
-    monkeypatch.setattr(fetch, "_download_from_hub", download)
-    monkeypatch.setattr(fetch, "_hub_facts", lambda repo, file: (len(content), "0" * 64))
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    monkeypatch.setattr(fetch, "_hub_facts", lambda repo, file: (facts["size"], facts["sha256"]))
+    return facts
+
+
+HUB_GGUF = "someone/models/deep/x.gguf"
+
+
+def test_a_gguf_on_the_hub_is_checked_converted_and_listed(on_the_hub):
+    sha256, on_the_hub["sha256"] = on_the_hub["sha256"], "0" * 64
     with pytest.raises(DamagedFileError, match="wrong sha256"):
-        hub.resolve(name)
-    sha256 = hashlib.sha256(content).hexdigest()
-    monkeypatch.setattr(fetch, "_hub_facts", lambda repo, file: (len(content), sha256))
-    assert hub.resolve(name) == info(name).path
-    assert info(name).upstream == "someone/models"
-    assert hub.remove(name) > 0
+        hub.resolve(HUB_GGUF)
+    on_the_hub["sha256"] = sha256
+    assert hub.resolve(HUB_GGUF) == info(HUB_GGUF).path
+    assert info(HUB_GGUF).upstream == "someone/models"
+    assert sorted(path.name for path in info(HUB_GGUF).path.parent.iterdir()) == ["checkpoint", "model.gguf"]
+    assert hub.remove(HUB_GGUF) > 0
+
+
+@pytest.mark.parametrize("name", [HUB_GGUF, NAME])
+def test_a_file_whose_check_was_interrupted_does_not_pass_for_checked(on_the_hub, toy, monkeypatch, name):
+    known = dataclasses.replace(toy, hub_file=HUB_GGUF, sha256=on_the_hub["sha256"])
+    monkeypatch.setitem(KNOWN_MODELS, NAME, known)
+
+    def interrupted(file):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fetch, "sha256_of", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            hub.resolve_gguf(name)
+    assert not (hub.home_of(name) / "model.gguf").exists()
+    assert hub.resolve_gguf(name).read_bytes() == b"GGUF x"
+
+
+def test_a_gguf_that_stays_as_it_is_needs_no_room_for_a_conversion(on_the_hub, monkeypatch):
+    on_the_hub["size"] = 10**9
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(2**40, 0, 2 * 10**9))
+    with pytest.raises(CacheError, match=r"needs 5\.0 GB free"):
+        hub.resolve(HUB_GGUF)
+    assert hub.resolve_gguf(HUB_GGUF).is_file()
 
 
 def test_a_hub_id_without_a_network(tmp_path, monkeypatch):

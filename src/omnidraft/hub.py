@@ -106,11 +106,11 @@ def resolve_gguf(name: str, progress: Progress | None = None) -> Path:
     hub_id = _HUB_ID.fullmatch(name)
     fetch: Callable[[Path, Progress], Origin]
     if name in KNOWN_MODELS:
-        fetch = functools.partial(fetch_known, name)
+        fetch = functools.partial(fetch_known, name, converts=False)
     elif os.path.isfile(path):
         return path
     elif hub_id and hub_id["file"] and not os.path.isdir(path):
-        fetch = functools.partial(fetch_hub_gguf, name, hub_id["repo"], hub_id["file"])
+        fetch = functools.partial(fetch_hub_gguf, name, hub_id["repo"], hub_id["file"], converts=False)
     else:
         raise UnsupportedModelError(
             f"{name} is no GGUF file; name one, on disk or as org/name/file.gguf, or use the engine 'transformers'"
@@ -149,7 +149,7 @@ def _locate(name: str) -> Callable[[Progress], Path]:
     """What `name` means, as the work that makes it loadable."""
     path = Path(os.path.expanduser(name))  # os.path, and not Path.is_dir, takes any text without complaint
     if name in KNOWN_MODELS:
-        return functools.partial(_converted, name, functools.partial(fetch_known, name))
+        return functools.partial(_converted, name, functools.partial(fetch_known, name, converts=True))
     if name in SHIPPED_DRAFTERS:
         return functools.partial(_unpacked, name)
     if name and os.path.isdir(path):
@@ -166,7 +166,8 @@ def _locate(name: str) -> Callable[[Progress], Path]:
         repo, file = hub_id["repo"], hub_id["file"]
         if file is None:
             return lambda progress: fetch_snapshot(repo)
-        return functools.partial(_converted, name, functools.partial(fetch_hub_gguf, name, repo, file))
+        fetch = functools.partial(fetch_hub_gguf, name, repo, file, converts=True)
+        return functools.partial(_converted, name, fetch)
     raise _unknown(name)
 
 
