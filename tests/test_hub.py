@@ -13,6 +13,7 @@ import threading
 import time
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import filelock
 import pytest
@@ -169,6 +170,15 @@ def test_the_default_cache_is_the_platforms(monkeypatch):
     assert hub.cache_root().name == "omnidraft"
 
 
+@pytest.mark.parametrize(
+    "name", ["org/na--me", "org/name-", "org/na..me", "\u00f6rg/name", "org/" + 100 * "b"]
+)
+def test_what_cannot_be_a_hub_id_is_not_there(name):
+    pytest.importorskip("huggingface_hub")
+    with pytest.raises(ModelNotFoundError, match="; "):
+        hub.resolve(name)
+
+
 # --- folders and files of the user's ---
 
 
@@ -176,6 +186,17 @@ def test_a_local_folder_is_used_as_it_is(tmp_path, home):
     write_checkpoint(tmp_path / "mine")
     assert hub.resolve(str(tmp_path / "mine")) == tmp_path / "mine"
     assert not home.exists()
+
+
+def test_weights_are_told_apart_in_every_form(tmp_path):
+    told = set()
+    for form in ("model.safetensors", "openvino_model.bin"):
+        for i, weights in enumerate((b"12345678", b"12345679")):
+            folder = tmp_path / f"{form}-{i}"
+            write_checkpoint(folder, weights)
+            (folder / "model.safetensors").rename(folder / form)
+            told.add(hub.weights_fingerprint(folder))
+    assert len(told) == 2
 
 
 def test_a_sharded_folder_needs_all_its_shards(tmp_path):
@@ -220,6 +241,12 @@ def test_a_gguf_cut_short(tmp_path):
     (tmp_path / "x.gguf").write_bytes(b"GGUF\x03\0\0\0")
     with pytest.raises(DamagedFileError, match="cannot be read as a GGUF model"):
         hub.resolve(str(tmp_path / "x.gguf"))
+
+
+def test_a_file_name_may_be_as_long_as_the_file_system_takes(toy, tmp_path):
+    file = tmp_path / (250 * "n" + ".gguf")
+    file.write_bytes(b"GGUF one")
+    assert hub.resolve(str(file)).is_dir()
 
 
 def test_a_local_gguf_is_converted_listed_remade_when_it_changes_and_never_deleted(toy, tmp_path):
@@ -325,8 +352,20 @@ def test_a_crash_while_converting_leaves_no_checkpoint(toy, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         hub.resolve(NAME)
     assert not info(NAME).on_disk
-    assert not info(NAME).path.exists()
+    assert [path.name for path in info(NAME).path.parent.iterdir()] == ["model.gguf"]
     monkeypatch.setattr(convert, "convert_gguf", working)
+    assert hub.resolve(NAME).is_dir()
+
+
+def test_what_a_killed_conversion_left_does_not_count_as_used(toy, monkeypatch):
+    hub.resolve_gguf(NAME)
+    left = info(NAME).path.with_name("checkpoint.unfinished")
+    write_checkpoint(left)
+
+    def usage(folder):
+        return shutil._ntuple_diskusage(10**9, 0, 0 if (left / "config.json").exists() else 10**9)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
     assert hub.resolve(NAME).is_dir()
 
 
@@ -571,6 +610,29 @@ def test_a_complete_snapshot_needs_no_network(tmp_path, monkeypatch):
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     assert hub.resolve("someone/model") == tmp_path / "snapshot"
+
+
+def test_weights_that_the_hub_has_twice_are_fetched_once(tmp_path, monkeypatch):
+    """As Mistral's own file beside the shards, and OpenAI's in a folder of its own."""
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    offered = ["config.json", "model-1.safetensors", "consolidated.safetensors", "original/a.safetensors"]
+    write_checkpoint(tmp_path / "snapshot")
+    asked: list[list[str]] = []
+
+    def snapshot(repo, *, allow_patterns, ignore_patterns, local_files_only=False, dry_run=False):
+        if local_files_only:
+            raise huggingface_hub.errors.LocalEntryNotFoundError("not yet")
+        wanted = huggingface_hub.utils.filter_repo_objects(
+            offered, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
+        )
+        asked.append(list(wanted))
+        file = SimpleNamespace(filename="model-1.safetensors", file_size=None, will_download=True)
+        return [file] if dry_run else str(tmp_path / "snapshot")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    hub.resolve("someone/model")
+    assert asked == 2 * [["config.json", "model-1.safetensors"]]
 
 
 # --- conversion ---

@@ -16,8 +16,9 @@ from tiny_architectures import checkpoint
 from tiny_models import random_walk
 from transformers import AutoModelForCausalLM
 
-from omnidraft import OmniDraft, load, load_model, loading
+from omnidraft import OmniDraft, hub, load, load_model, loading
 from omnidraft.errors import (
+    CacheError,
     DamagedFileError,
     InsufficientMemoryError,
     MissingExtraError,
@@ -189,6 +190,61 @@ def test_a_model_is_converted_once_and_anew_when_its_files_change(
     assert np.array_equal(before, again)
     checkpoint(folder, "llama", seed=7)
     assert not np.allclose(before, feed(load_model(str(folder), engine="openvino").session(), TOKENS, 1))
+
+
+def test_folders_of_one_name_in_two_places_each_keep_their_conversion(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed, place in enumerate(("here", "there")):
+        checkpoint(tmp_path / place / "model", "llama", seed=seed)
+        monkeypatch.chdir(tmp_path / place)
+        load_model("./model", engine="openvino")
+    monkeypatch.delattr(openvino_graph, "build")  # from now on nothing is converted
+    for place in ("here", "there"):
+        monkeypatch.chdir(tmp_path / place)
+        for name in ("./model", str(tmp_path / place / "model"), "../" + place + "/model"):
+            load_model(name, engine="openvino")
+
+
+def test_the_conversion_of_a_gguf_file_is_removed_with_it(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from test_hub import write_gguf
+
+    (home / "ggufs").mkdir()
+    write_gguf(home / "ggufs" / "tiny.gguf", "qwen2")
+    monkeypatch.chdir(home / "ggufs")
+    before = set(home.glob("models/*"))
+    load_model("./tiny.gguf", engine="openvino")
+    (kept,) = set(home.glob("models/*")) - before
+    assert sorted(path.name for path in kept.iterdir()) == ["checkpoint", "openvino-int8"]
+    hub.remove("./tiny.gguf")
+    assert not kept.exists()
+
+
+def test_a_conversion_that_lost_its_weights_is_made_anew(home: Path) -> None:
+    folder = checkpoint(home / "losing", "llama")
+    before = feed(load_model(str(folder), engine="openvino").session(), TOKENS, 1)
+    (weights,) = home.glob("models/losing-*/openvino-int8/openvino_model.bin")
+    weights.unlink()
+    assert np.array_equal(before, feed(load_model(str(folder), engine="openvino").session(), TOKENS, 1))
+
+
+def test_a_disk_that_fills_up_while_converting_is_named_and_emptied(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = checkpoint(home / "filling", "llama")
+
+    def save(model: object, file: Path, **options: object) -> None:
+        file.with_suffix(".bin").write_bytes(b"half")
+        raise RuntimeError("basic_ios::clear: iostream error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(openvino_convert.ov, "save_model", save)
+        with pytest.raises(CacheError, match=r"iostream error.*; make room"):
+            load_model(str(folder), engine="openvino")
+    (kept,) = home.glob("models/filling-*")
+    assert not list(kept.iterdir())
 
 
 def test_weights_saved_in_shards_and_then_as_one_file(home: Path) -> None:

@@ -51,7 +51,7 @@ def slug(name: str) -> str:
     """A folder name for `name`: legible, and different for different names."""
     if is_known(name):
         return name
-    legible = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(name).stem)
+    legible = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(name).stem)[:200]  # a file system's names end at 255
     return f"{legible}-{hashlib.sha256(os.fsencode(name)).hexdigest()[:10]}"
 
 
@@ -175,6 +175,21 @@ def writing(folder: Path) -> Iterator[None]:
             f"cannot write in {folder} ({error.strerror or error}); "
             "set OMNIDRAFT_HOME to a folder that you can write"
         ) from error
+
+
+@contextlib.contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """A new, empty folder that takes the place of `folder` once the block has filled it; deleted if it fails."""
+    unfinished = folder.with_name(f"{folder.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)  # left by a process that was killed
+    unfinished.mkdir(parents=True)
+    try:
+        yield unfinished
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(unfinished, folder)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
 
 
 @contextlib.contextmanager

@@ -34,6 +34,8 @@ from omnidraft.errors import (
 _HUB_PATIENCE = 5.0  # seconds without an answer after which the hub counts as out of reach
 # Weights only as safetensors: the older formats are pickles, which run code when they are read.
 _HUB_FILES = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.tiktoken", "vocab.txt", "merges.txt"]
+# The same weights once more, for other programs than transformers.
+_HUB_COPIES = ["*/*.safetensors", "consolidated*.safetensors"]
 _FROM_HUB = "hub"  # in a model's folder: the hub's client leaves a partial file there, and resumes it
 
 T = TypeVar("T")
@@ -58,12 +60,17 @@ def fetch_snapshot(repo: str) -> Path:
     from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    snapshot = functools.partial(huggingface_hub.snapshot_download, repo, allow_patterns=_HUB_FILES)
-    with contextlib.suppress(LocalEntryNotFoundError):
-        cached = Path(snapshot(local_files_only=True))
-        if fault_of(cached) is None:
-            return cached
+    snapshot = functools.partial(
+        huggingface_hub.snapshot_download,
+        repo,
+        allow_patterns=_HUB_FILES,
+        ignore_patterns=_HUB_COPIES,
+    )
     with _hub_errors(repo):
+        with contextlib.suppress(LocalEntryNotFoundError):
+            cached = Path(snapshot(local_files_only=True))
+            if fault_of(cached) is None:
+                return cached
         files = _within(_HUB_PATIENCE, lambda: snapshot(dry_run=True))
         if not any(file.filename.endswith(".safetensors") for file in files):
             raise ModelNotFoundError(
@@ -73,7 +80,7 @@ def fetch_snapshot(repo: str) -> Path:
         cache = Path(HF_HUB_CACHE)
         with writing(cache):
             cache.mkdir(parents=True, exist_ok=True)
-            require_space(cache, sum(file.file_size for file in files if file.will_download))
+            require_space(cache, sum(file.file_size or 0 for file in files if file.will_download))
         folder = Path(snapshot())
     if fault := fault_of(folder):
         raise DamagedFileError(

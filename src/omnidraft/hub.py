@@ -33,6 +33,7 @@ from omnidraft.cache import (
     is_ready,
     locked,
     read_manifest,
+    replacing,
     require_space,
     sha256_of,
     writing,
@@ -136,12 +137,12 @@ def check(name: str) -> None:
 def weights_fingerprint(checkpoint: Path) -> str:
     """What tells these weights from others: the sha256 of the GGUF file they come from, else of their own files.
 
-    Without a GGUF file all of the weights are read.
+    Without a GGUF file all of the weights are read, in the form that they are in: safetensors, or as exported.
     """
     manifest = read_manifest(checkpoint)
     if manifest:
         return str(manifest["sha256"])
-    shards = sorted(checkpoint.glob("*.safetensors"))
+    shards = sorted(checkpoint.glob("*.safetensors")) or sorted(checkpoint.glob("openvino_model.bin"))
     return hashlib.sha256("".join(map(sha256_of, shards)).encode()).hexdigest()
 
 
@@ -325,24 +326,20 @@ def _fetched(home: Path, fetch: Callable[[Path, Progress], Origin], progress: Pr
 def _convert(name: str, origin: Origin, checkpoint: Path) -> None:
     stat = origin.gguf.stat()
     facts = read_gguf(origin.gguf)
-    require_space(checkpoint.parent, 2 * facts.parameters)
-    unfinished = checkpoint.with_name("checkpoint.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir()
-    convert.convert_gguf(origin.gguf, unfinished)
-    manifest = {
-        "name": name,
-        "source": origin.source,
-        "sha256": sha256_of(origin.gguf),
-        "size": stat.st_size,
-        "mtime_ns": stat.st_mtime_ns,
-        "upstream": origin.upstream or facts.name,
-        "licence": origin.licence or facts.licence,
-        "transformers": importlib.metadata.version("transformers"),
-    }
-    _describe(unfinished, manifest)
-    shutil.rmtree(checkpoint, ignore_errors=True)  # a damaged one, or that of an older file
-    os.replace(unfinished, checkpoint)
+    with replacing(checkpoint) as unfinished:  # a damaged one, or that of an older file
+        require_space(unfinished, 2 * facts.parameters)
+        convert.convert_gguf(origin.gguf, unfinished)
+        manifest = {
+            "name": name,
+            "source": origin.source,
+            "sha256": sha256_of(origin.gguf),
+            "size": stat.st_size,
+            "mtime_ns": stat.st_mtime_ns,
+            "upstream": origin.upstream or facts.name,
+            "licence": origin.licence or facts.licence,
+            "transformers": importlib.metadata.version("transformers"),
+        }
+        _describe(unfinished, manifest)
 
 
 def _describe(folder: Path, manifest: dict[str, Any]) -> None:
@@ -371,24 +368,20 @@ def _unpacked(name: str, progress: Progress) -> Path:
     with locked(home.name, progress), writing(home):
         if is_current():  # another process made it while we waited
             return checkpoint
-        unfinished = home / "checkpoint.unfinished"
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
-        unpack_drafter(file, parent, unfinished)
-        _describe(
-            unfinished,
-            {
-                "name": name,
-                "source": shipped.file,
-                "sha256": sha256,
-                "size": file.stat().st_size,
-                "mtime_ns": file.stat().st_mtime_ns,
-                "upstream": shipped.upstream,
-                "licence": shipped.licence,
-            },
-        )
-        shutil.rmtree(checkpoint, ignore_errors=True)
-        os.replace(unfinished, checkpoint)
+        with replacing(checkpoint) as unfinished:
+            unpack_drafter(file, parent, unfinished)
+            _describe(
+                unfinished,
+                {
+                    "name": name,
+                    "source": shipped.file,
+                    "sha256": sha256,
+                    "size": file.stat().st_size,
+                    "mtime_ns": file.stat().st_mtime_ns,
+                    "upstream": shipped.upstream,
+                    "licence": shipped.licence,
+                },
+            )
     return checkpoint
 
 
