@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -328,6 +329,50 @@ def test_a_missing_extra_is_named(folders, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delitem(sys.modules, "omnidraft.backends.openvino")
     with pytest.raises(MissingExtraError, match=r"omnidraft\[openvino\]"):
         load_model(str(folders["llama"]), engine="openvino")
+
+
+def test_a_library_that_is_too_old_or_broken_does_not_end_auto(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an older llama-cpp-python, which lacks names that the engine reads."""
+    monkeypatch.setitem(sys.modules, "llama_cpp", types.ModuleType("llama_cpp"))
+    monkeypatch.setitem(sys.modules, "llama_cpp.llama_cpp", types.ModuleType("llama_cpp.llama_cpp"))
+    monkeypatch.delitem(sys.modules, "omnidraft.backends.llamacpp", raising=False)
+    assert load_model(str(folders["llama"])).engine.name == "openvino"
+    assert "omnidraft[llamacpp]" in load_model(str(folders["gpt2"])).engine.reason
+    with pytest.raises(MissingExtraError, match=r"cannot be used \(.*pip install 'omnidraft\[llamacpp\]'"):
+        load_model(str(folders["llama"]), engine="llamacpp")
+
+
+def test_interrupted_while_it_drops_what_is_forgotten_a_session_begins_anew(
+    models: dict[str, Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = models["llama"].session()
+    long = [TOKENS[i % 40] for i in range(200)]
+    feed(session, long, 1)
+    states = session._request.query_state()  # type: ignore[attr-defined]
+    copied = []
+
+    class Request:
+        """A request whose second state cannot be copied."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(request, name)
+
+        def query_state(self) -> Iterator[object]:
+            for state in states:
+                yield state
+                copied.append(state)
+                raise KeyboardInterrupt
+
+    request = session._request  # type: ignore[attr-defined]
+    monkeypatch.setattr(session, "_request", Request())
+    with pytest.raises(KeyboardInterrupt):
+        session.truncate(100)
+    assert copied
+    monkeypatch.setattr(session, "_request", request)
+    expected = feed(models["llama"].session(), TOKENS, 1)
+    assert np.array_equal(feed(session, TOKENS, 1), expected)
 
 
 def test_settings_reach_the_engine(folders) -> None:  # type: ignore[no-untyped-def]
