@@ -582,6 +582,14 @@ def test_a_file_whose_check_was_interrupted_does_not_pass_for_checked(on_the_hub
     assert hub.resolve_gguf(name).read_bytes() == b"GGUF x"
 
 
+def test_a_gguf_that_was_never_converted_can_be_removed_too(on_the_hub):
+    home = hub.resolve_gguf(HUB_GGUF).parent
+    assert info(home.name).size == len(b"GGUF x")
+    assert not info(home.name).on_disk
+    assert hub.remove(home.name) == len(b"GGUF x")
+    assert not home.exists()
+
+
 def test_a_gguf_that_stays_as_it_is_needs_no_room_for_a_conversion(on_the_hub, monkeypatch):
     on_the_hub["size"] = 10**9
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(2**40, 0, 2 * 10**9))

@@ -207,6 +207,19 @@ def test_folders_of_one_name_in_two_places_each_keep_their_conversion(
             load_model(name, engine="openvino")
 
 
+def test_the_conversion_of_a_folder_is_listed_and_can_be_removed(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = checkpoint(home / "places" / "listed", "llama")
+    monkeypatch.chdir(folder.parent)
+    load_model("./listed", engine="openvino")
+    (info,) = [info for info in hub.list_models() if info.name == str(folder.resolve())]
+    assert info.size > 0
+    assert hub.remove("./listed") == info.size
+    assert not info.path.parent.exists()
+    assert (folder / "model.safetensors").is_file()
+
+
 def test_the_conversion_of_a_gguf_file_is_removed_with_it(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

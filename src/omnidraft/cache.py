@@ -77,6 +77,14 @@ def read_manifest(checkpoint: Path) -> dict[str, Any] | None:
     return manifest if isinstance(manifest, dict) and manifest.keys() >= _MANIFEST_KEYS else None
 
 
+def model_in(home: Path) -> str:
+    """Whose conversion `home` holds, in whatever form; its own name where nothing says."""
+    for file in sorted(home.glob(f"*/{MANIFEST}")):
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            return str(json.loads(file.read_text(encoding="utf-8"))["name"])
+    return home.name
+
+
 def is_ready(checkpoint: Path) -> bool:
     """Whether a checkpoint of ours is there with all its files, as far as that shows without reading them."""
     manifest = read_manifest(checkpoint)

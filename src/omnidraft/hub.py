@@ -32,6 +32,7 @@ from omnidraft.cache import (
     home_of,
     is_ready,
     locked,
+    model_in,
     read_manifest,
     replacing,
     require_space,
@@ -199,7 +200,8 @@ def _shown_progress() -> Progress:
 
 
 def list_models() -> list[ModelInfo]:
-    """The known models, then whatever else was converted into the cache, each by name."""
+    """The known models, then whatever else was converted into the cache, each by name; last what else takes room
+    there: conversions for OpenVINO by their model's name, GGUF files without a checkpoint by their folder's."""
     infos = []
     for name, known in KNOWN_MODELS.items():
         checkpoint = home_of(name) / "checkpoint"
@@ -212,6 +214,10 @@ def list_models() -> list[ModelInfo]:
             infos.append(
                 _info(manifest["name"], manifest["upstream"], manifest["licence"], manifest_file.parent)
             )
+    listed = {info.path.parent for info in infos}
+    for home in sorted((cache_root() / "models").glob("*/")):
+        if home not in listed:
+            infos.append(_info(model_in(home), "", "", home / "checkpoint"))
     return infos
 
 

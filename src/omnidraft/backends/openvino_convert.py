@@ -32,7 +32,8 @@ def converted(name: str, checkpoint: Path, config: Any, precision: str) -> Path:
     """
     graph.check_config(config, name)
     made_from = _stamp(checkpoint)
-    home = _home(name, checkpoint)
+    kept_as = _kept_as(name, checkpoint)
+    home = cache.home_of(kept_as)
     folder = home / f"openvino-{precision}"
     if _is_from(folder, made_from):
         return folder
@@ -55,7 +56,7 @@ def converted(name: str, checkpoint: Path, config: Any, precision: str) -> Path:
                     f"OpenVINO cannot write in {home} ({error}); make room, or set OMNIDRAFT_HOME to another folder"
                 ) from error
             manifest = {
-                "name": name,
+                "name": kept_as,
                 "source": str(checkpoint),
                 "made_from": made_from,
                 "precision": precision,
@@ -89,12 +90,12 @@ def _available_memory() -> int | None:
         return None
 
 
-def _home(name: str, checkpoint: Path) -> Path:
-    """Where the conversion is kept: beside a checkpoint of ours; for a folder of the user's, under its full path."""
-    if checkpoint.parent.parent == cache.cache_root() / "models":
-        return checkpoint.parent
-    of_the_users = checkpoint == Path(os.path.expanduser(name))
-    return cache.home_of(os.path.realpath(checkpoint) if of_the_users else name)
+def _kept_as(name: str, checkpoint: Path) -> str:
+    """The model's name in the cache: a file's or folder's of the user's is its full path."""
+    own = cache.read_manifest(checkpoint)
+    if own and checkpoint == cache.home_of(own["name"]) / "checkpoint":
+        return str(own["name"])
+    return os.path.realpath(checkpoint) if checkpoint == Path(os.path.expanduser(name)) else name
 
 
 def _stamp(checkpoint: Path) -> list[list[Any]]:
