@@ -646,7 +646,7 @@ def test_weights_that_the_hub_has_twice_are_fetched_once(tmp_path, monkeypatch):
 # --- conversion ---
 
 
-def write_gguf(file: Path, pre: str) -> None:
+def write_gguf(file: Path, pre: str, *, without: str = "") -> None:
     """A tiny llama with a byte-level vocabulary that has a token for "12" and a row that is only padding."""
     import gguf
     import numpy as np
@@ -688,6 +688,7 @@ def write_gguf(file: Path, pre: str) -> None:
         "blk.0.ffn_up": (hidden, width),
         "blk.0.ffn_down": (width, hidden),
     }
+    shapes.pop(without, None)
     random = np.random.default_rng(0)
     for name, shape in shapes.items():
         writer.add_tensor(f"{name}.weight", random.standard_normal(shape, dtype=np.float32))
@@ -719,6 +720,17 @@ def test_a_real_conversion_has_the_tokenizer_the_model_was_trained_with(tmp_path
     assert "[PAD259]" not in tokenizer.get_vocab()
     assert tokenizer.chat_template
     assert info(str(tmp_path / "tiny.gguf")).upstream == "Tiny"
+
+
+def test_a_gguf_file_that_lacks_weights_is_refused(tmp_path):
+    """As the first of several files that a large model is split into; transformers would make them up at random."""
+    pytest.importorskip("transformers")
+    pytest.importorskip("gguf")
+    write_gguf(tmp_path / "x-00001-of-00002.gguf", "qwen2", without="blk.0.ffn_up")
+    with pytest.raises(
+        DamagedFileError, match=r"lacks 1 of its weights, .*up_proj.*; .*llama-gguf-split --merge"
+    ):
+        hub.resolve(str(tmp_path / "x-00001-of-00002.gguf"))
 
 
 def test_a_gguf_file_cut_or_altered_anywhere_is_read_or_refused(tmp_path):
