@@ -9,11 +9,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import filelock
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -26,7 +28,7 @@ from omnidraft import catalog, hub
 from omnidraft.distil.recipe import Recipe, read_recipe
 from omnidraft.distil.text import Document, pack, read_documents
 from omnidraft.distil.trim import choose_tokens, first_pieces, trimmed
-from omnidraft.errors import DamagedFileError, OptionError, UnsupportedModelError
+from omnidraft.errors import DamagedFileError, OmniDraftError, OptionError, UnsupportedModelError
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -67,8 +69,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def recipe(parent: str, **changes: Any) -> Recipe:
-    own = dict(layers=3, trim=SIZE, steps=12, length=32, batch=4, learning_rate=5e-3, warmup=2)
-    return Recipe(parent=parent, **own | changes)
+    own = dict(parent=parent, layers=3, trim=SIZE, steps=12, length=32, batch=4, learning_rate=5e-3, warmup=2)
+    return Recipe(**own | changes)
 
 
 @pytest.fixture(scope="module")
@@ -333,21 +335,63 @@ def test_a_shipped_drafter_is_a_known_model(shipped: Path, built: Path) -> None:
     assert (hub.pull("toy-nano") / "model.safetensors").stat().st_mtime_ns == before
 
 
-def test_another_version_of_a_shipped_drafter_replaces_it(shipped: Path) -> None:
+def double_a_norm(shipped: Path) -> Any:
+    """A newer version of the shipped file, of the very same size, as an upgrade of the package brings it."""
     from safetensors.torch import load_file, safe_open, save_file
 
-    folder = hub.pull("toy-nano")
+    size = shipped.stat().st_size
     with safe_open(shipped, framework="pt") as file:
         about = file.metadata()
     tensors = load_file(shipped)
     tensors["model.norm.weight"] *= 2
     save_file(tensors, shipped, metadata=about)
+    assert shipped.stat().st_size == size
+    return tensors["model.norm.weight"].bfloat16()
+
+
+def test_another_version_of_a_shipped_drafter_replaces_it(shipped: Path) -> None:
+    from safetensors.torch import load_file
+
+    folder = hub.pull("toy-nano")
+    norm = double_a_norm(shipped)
     hub.pull("toy-nano")
-    assert (
-        load_file(folder / "model.safetensors")["model.norm.weight"]
-        .eq(tensors["model.norm.weight"].bfloat16())
-        .all()
-    )
+    assert load_file(folder / "model.safetensors")["model.norm.weight"].eq(norm).all()
+
+
+def test_another_version_of_a_shipped_drafter_replaces_its_conversion_too(
+    shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("openvino")
+    from omnidraft import load_model
+
+    def row() -> Any:
+        return load_model("toy-nano", engine="openvino").session().extend([*range(20)], 1)
+
+    old = row()
+    assert np.array_equal(row(), old)
+    double_a_norm(shipped)
+    new = row()
+    assert not np.allclose(new, old)
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path / "empty"))
+    assert np.array_equal(row(), new), "as one that never saw the old version has it"
+
+
+def test_a_shipped_drafter_is_unpacked_by_one_process_only(
+    shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second one would delete the checkpoint that the first has begun to read."""
+    home = hub.pull("toy-nano").parent
+    shutil.move(home, tmp_path / "aside")
+    monkeypatch.setattr("omnidraft.packed.unpack_drafter", lambda *arguments: pytest.fail("a second time"))
+    found: list[Path] = []
+    with filelock.FileLock(tmp_path / "home" / "locks" / f"{home.name}.lock", thread_local=False):
+        waiter = threading.Thread(target=lambda: found.append(hub.resolve("toy-nano")))
+        waiter.start()
+        waiter.join(0.5)
+        assert waiter.is_alive()
+        shutil.move(tmp_path / "aside", home)
+    waiter.join(10)
+    assert found == [home / "checkpoint"]
 
 
 def test_a_damaged_shipped_drafter_is_refused(shipped: Path) -> None:
@@ -465,6 +509,86 @@ def test_a_folder_that_is_taken_or_foreign_is_refused(
         build_drafter(recipe(parent), [corpus], tmp_path / "new", resume=True)
     with pytest.raises(OptionError, match="not an empty folder"):
         build_drafter(recipe(parent), [corpus], corpus)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words", "message"),
+    [
+        (dict(layers=40), None, "layers is 40"),
+        (dict(trim=3), None, "trim is 3"),
+        (dict(parent="no-such-parent"), None, "no model called"),
+        ({}, "so little", "name a target"),
+    ],
+)
+def test_what_was_refused_leaves_the_folder_free(
+    parent: str, corpus: Path, tmp_path: Path, changes: dict[str, Any], words: str | None, message: str
+) -> None:
+    """After a mistake is mended the same command begins; nothing was begun that could be resumed."""
+    from omnidraft.distil.train import build_drafter
+
+    text = corpus
+    if words:
+        text = tmp_path / "little.txt"
+        text.write_text(words)
+    out = tmp_path / "out"
+    with pytest.raises(OmniDraftError, match=message):
+        build_drafter(recipe(**dict(parent=parent) | changes), [text], out)
+    assert not out.exists()
+    out.mkdir()  # an empty folder may be there before
+    with pytest.raises(OmniDraftError, match=message):
+        build_drafter(recipe(**dict(parent=parent) | changes), [text], out)
+    assert not list(out.iterdir())
+    build_drafter(recipe(parent, steps=1), [corpus], out)
+
+
+def test_killed_between_its_files_a_finished_drafter_is_written_whole(
+    parent: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from omnidraft.distil.student import Student
+    from omnidraft.distil.train import build_drafter
+
+    def killed(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(Student, "save", killed)
+        with pytest.raises(KeyboardInterrupt):
+            build_drafter(recipe(parent, steps=2), [corpus], out)
+    build_drafter(recipe(parent, steps=2), [corpus], out, resume=True)
+    assert json.loads((out / "drafter.json").read_text())["step"] == 2
+    assert (out / "model.safetensors").is_file()
+
+
+def test_killed_while_its_configuration_is_written_training_goes_on(
+    parent: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import GenerationConfig
+
+    from omnidraft.distil.train import build_drafter
+
+    out = tmp_path / "out"
+
+    def killed(self: GenerationConfig, folder: Path) -> None:
+        (folder / "config.json").write_text("")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GenerationConfig, "save_pretrained", killed)
+        with pytest.raises(KeyboardInterrupt):
+            build_drafter(recipe(parent, steps=2), [corpus], out)
+    build_drafter(recipe(parent, steps=2), [corpus], out, resume=True)
+    assert not (out / "unfinished").exists()
+    assert hub.resolve(str(out)) == out
+
+
+def test_a_folder_named_like_a_file_of_text_is_looked_into(tmp_path: Path) -> None:
+    (tmp_path / "notes.md").mkdir()
+    (tmp_path / "notes.md" / "a.jsonl").write_text(
+        '{"text": "one"}\n', encoding="utf-8-sig"
+    )  # as Windows does
+    (tmp_path / "b.txt").write_text("two", encoding="utf-8-sig")
+    assert [one.text for one in read_documents([tmp_path])] == ["two", "one"]
 
 
 def test_a_parent_without_plain_layers_is_refused(corpus: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import threading
 import time
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import filelock
 import pytest
@@ -169,6 +170,15 @@ def test_the_default_cache_is_the_platforms(monkeypatch):
     assert hub.cache_root().name == "omnidraft"
 
 
+@pytest.mark.parametrize(
+    "name", ["org/na--me", "org/name-", "org/na..me", "\u00f6rg/name", "org/" + 100 * "b"]
+)
+def test_what_cannot_be_a_hub_id_is_not_there(name):
+    pytest.importorskip("huggingface_hub")
+    with pytest.raises(ModelNotFoundError, match="; "):
+        hub.resolve(name)
+
+
 # --- folders and files of the user's ---
 
 
@@ -176,6 +186,17 @@ def test_a_local_folder_is_used_as_it_is(tmp_path, home):
     write_checkpoint(tmp_path / "mine")
     assert hub.resolve(str(tmp_path / "mine")) == tmp_path / "mine"
     assert not home.exists()
+
+
+def test_weights_are_told_apart_in_every_form(tmp_path):
+    told = set()
+    for form in ("model.safetensors", "openvino_model.bin"):
+        for i, weights in enumerate((b"12345678", b"12345679")):
+            folder = tmp_path / f"{form}-{i}"
+            write_checkpoint(folder, weights)
+            (folder / "model.safetensors").rename(folder / form)
+            told.add(hub.weights_fingerprint(folder))
+    assert len(told) == 2
 
 
 def test_a_sharded_folder_needs_all_its_shards(tmp_path):
@@ -187,6 +208,16 @@ def test_a_sharded_folder_needs_all_its_shards(tmp_path):
     with pytest.raises(DamagedFileError, match=r"has no b\.safetensors; "):
         hub.resolve(str(folder))
     shutil.copy(folder / "a.safetensors", folder / "b.safetensors")
+    assert hub.resolve(str(folder)) == folder
+
+
+def test_an_index_of_an_earlier_save_does_not_count(tmp_path):
+    """save_pretrained leaves it behind when weights that were in shards are saved as one file."""
+    folder = tmp_path / "mine"
+    write_checkpoint(folder)
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"x": "gone.safetensors"}})
+    )
     assert hub.resolve(str(folder)) == folder
 
 
@@ -210,6 +241,12 @@ def test_a_gguf_cut_short(tmp_path):
     (tmp_path / "x.gguf").write_bytes(b"GGUF\x03\0\0\0")
     with pytest.raises(DamagedFileError, match="cannot be read as a GGUF model"):
         hub.resolve(str(tmp_path / "x.gguf"))
+
+
+def test_a_file_name_may_be_as_long_as_the_file_system_takes(toy, tmp_path):
+    file = tmp_path / (250 * "n" + ".gguf")
+    file.write_bytes(b"GGUF one")
+    assert hub.resolve(str(file)).is_dir()
 
 
 def test_a_local_gguf_is_converted_listed_remade_when_it_changes_and_never_deleted(toy, tmp_path):
@@ -315,15 +352,27 @@ def test_a_crash_while_converting_leaves_no_checkpoint(toy, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         hub.resolve(NAME)
     assert not info(NAME).on_disk
-    assert not info(NAME).path.exists()
+    assert [path.name for path in info(NAME).path.parent.iterdir()] == ["model.gguf"]
     monkeypatch.setattr(convert, "convert_gguf", working)
+    assert hub.resolve(NAME).is_dir()
+
+
+def test_what_a_killed_conversion_left_does_not_count_as_used(toy, monkeypatch):
+    hub.resolve_gguf(NAME)
+    left = info(NAME).path.with_name("checkpoint.unfinished")
+    write_checkpoint(left)
+
+    def usage(folder):
+        return shutil._ntuple_diskusage(10**9, 0, 0 if (left / "config.json").exists() else 10**9)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
     assert hub.resolve(NAME).is_dir()
 
 
 def test_the_hub_comes_first_if_it_has_the_very_file(toy, monkeypatch):
     downloads = []
 
-    def download(repo, file, size, target, progress):
+    def download(repo, file, size, sha256, target, progress):
         downloads.append((repo, file))
         target.write_bytes(b"".join(PARTS))
 
@@ -332,6 +381,20 @@ def test_the_hub_comes_first_if_it_has_the_very_file(toy, monkeypatch):
     monkeypatch.setattr(fetch, "_hub_facts", lambda repo, file: (toy.size, toy.sha256))
     hub.resolve(NAME)
     assert downloads == [("someone/toy-GGUF", "toy.gguf")]
+
+
+def test_what_the_hub_gave_before_it_broke_off_is_not_kept_beside_the_whole(toy, monkeypatch):
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+
+    def download(repo, file, *, local_dir):
+        local_dir.mkdir()
+        (local_dir / "partial").write_bytes(b"GGUF")
+        raise ConnectionError("broken off")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    monkeypatch.setattr(fetch, "_hub_facts", lambda repo, file: (toy.size, toy.sha256))
+    folder = hub.resolve(NAME)
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["checkpoint", "model.gguf"]
 
 
 def test_another_file_on_the_hub_is_not_fetched(toy, monkeypatch):
@@ -471,23 +534,68 @@ def test_a_second_process_waits_and_finds_the_work_done(toy, home, monkeypatch):
 # --- the hub's repositories ---
 
 
-def test_a_gguf_on_the_hub_is_checked_converted_and_listed(toy, monkeypatch):
-    pytest.importorskip("huggingface_hub")
-    name, content = "someone/models/deep/x.gguf", b"GGUF x"
+@pytest.fixture
+def on_the_hub(toy, monkeypatch):
+    """A hub that gives its client one file, and says of it what the test wants."""
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    content = b"GGUF x"
+    facts = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
-    def download(repo, file, size, target, progress):
-        assert (repo, file) == ("someone/models", "deep/x.gguf")
-        target.write_bytes(content)
+    def download(repo, file, *, local_dir):
+        assert f"{repo}/{file}" == HUB_GGUF
+        (local_dir / file).parent.mkdir(parents=True, exist_ok=True)
+        (local_dir / file).write_bytes(content)
+        return str(local_dir / file)
 
-    monkeypatch.setattr(fetch, "_download_from_hub", download)
-    monkeypatch.setattr(fetch, "_hub_facts", lambda repo, file: (len(content), "0" * 64))
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    monkeypatch.setattr(fetch, "_hub_facts", lambda repo, file: (facts["size"], facts["sha256"]))
+    return facts
+
+
+HUB_GGUF = "someone/models/deep/x.gguf"
+
+
+def test_a_gguf_on_the_hub_is_checked_converted_and_listed(on_the_hub):
+    sha256, on_the_hub["sha256"] = on_the_hub["sha256"], "0" * 64
     with pytest.raises(DamagedFileError, match="wrong sha256"):
-        hub.resolve(name)
-    sha256 = hashlib.sha256(content).hexdigest()
-    monkeypatch.setattr(fetch, "_hub_facts", lambda repo, file: (len(content), sha256))
-    assert hub.resolve(name) == info(name).path
-    assert info(name).upstream == "someone/models"
-    assert hub.remove(name) > 0
+        hub.resolve(HUB_GGUF)
+    on_the_hub["sha256"] = sha256
+    assert hub.resolve(HUB_GGUF) == info(HUB_GGUF).path
+    assert info(HUB_GGUF).upstream == "someone/models"
+    assert sorted(path.name for path in info(HUB_GGUF).path.parent.iterdir()) == ["checkpoint", "model.gguf"]
+    assert hub.remove(HUB_GGUF) > 0
+
+
+@pytest.mark.parametrize("name", [HUB_GGUF, NAME])
+def test_a_file_whose_check_was_interrupted_does_not_pass_for_checked(on_the_hub, toy, monkeypatch, name):
+    known = dataclasses.replace(toy, hub_file=HUB_GGUF, sha256=on_the_hub["sha256"])
+    monkeypatch.setitem(KNOWN_MODELS, NAME, known)
+
+    def interrupted(file):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fetch, "sha256_of", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            hub.resolve_gguf(name)
+    assert not (hub.home_of(name) / "model.gguf").exists()
+    assert hub.resolve_gguf(name).read_bytes() == b"GGUF x"
+
+
+def test_a_gguf_that_was_never_converted_can_be_removed_too(on_the_hub):
+    home = hub.resolve_gguf(HUB_GGUF).parent
+    assert info(home.name).size == len(b"GGUF x")
+    assert not info(home.name).on_disk
+    assert hub.remove(home.name) == len(b"GGUF x")
+    assert not home.exists()
+
+
+def test_a_gguf_that_stays_as_it_is_needs_no_room_for_a_conversion(on_the_hub, monkeypatch):
+    on_the_hub["size"] = 10**9
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(2**40, 0, 2 * 10**9))
+    with pytest.raises(CacheError, match=r"needs 5\.0 GB free"):
+        hub.resolve(HUB_GGUF)
+    assert hub.resolve_gguf(HUB_GGUF).is_file()
 
 
 def test_a_hub_id_without_a_network(tmp_path, monkeypatch):
@@ -512,10 +620,33 @@ def test_a_complete_snapshot_needs_no_network(tmp_path, monkeypatch):
     assert hub.resolve("someone/model") == tmp_path / "snapshot"
 
 
+def test_weights_that_the_hub_has_twice_are_fetched_once(tmp_path, monkeypatch):
+    """As Mistral's own file beside the shards, and OpenAI's in a folder of its own."""
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    offered = ["config.json", "model-1.safetensors", "consolidated.safetensors", "original/a.safetensors"]
+    write_checkpoint(tmp_path / "snapshot")
+    asked: list[list[str]] = []
+
+    def snapshot(repo, *, allow_patterns, ignore_patterns, local_files_only=False, dry_run=False):
+        if local_files_only:
+            raise huggingface_hub.errors.LocalEntryNotFoundError("not yet")
+        wanted = huggingface_hub.utils.filter_repo_objects(
+            offered, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
+        )
+        asked.append(list(wanted))
+        file = SimpleNamespace(filename="model-1.safetensors", file_size=None, will_download=True)
+        return [file] if dry_run else str(tmp_path / "snapshot")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    hub.resolve("someone/model")
+    assert asked == 2 * [["config.json", "model-1.safetensors"]]
+
+
 # --- conversion ---
 
 
-def write_gguf(file: Path, pre: str) -> None:
+def write_gguf(file: Path, pre: str, *, without: str = "") -> None:
     """A tiny llama with a byte-level vocabulary that has a token for "12" and a row that is only padding."""
     import gguf
     import numpy as np
@@ -557,6 +688,7 @@ def write_gguf(file: Path, pre: str) -> None:
         "blk.0.ffn_up": (hidden, width),
         "blk.0.ffn_down": (width, hidden),
     }
+    shapes.pop(without, None)
     random = np.random.default_rng(0)
     for name, shape in shapes.items():
         writer.add_tensor(f"{name}.weight", random.standard_normal(shape, dtype=np.float32))
@@ -588,6 +720,17 @@ def test_a_real_conversion_has_the_tokenizer_the_model_was_trained_with(tmp_path
     assert "[PAD259]" not in tokenizer.get_vocab()
     assert tokenizer.chat_template
     assert info(str(tmp_path / "tiny.gguf")).upstream == "Tiny"
+
+
+def test_a_gguf_file_that_lacks_weights_is_refused(tmp_path):
+    """As the first of several files that a large model is split into; transformers would make them up at random."""
+    pytest.importorskip("transformers")
+    pytest.importorskip("gguf")
+    write_gguf(tmp_path / "x-00001-of-00002.gguf", "qwen2", without="blk.0.ffn_up")
+    with pytest.raises(
+        DamagedFileError, match=r"lacks 1 of its weights, .*up_proj.*; .*llama-gguf-split --merge"
+    ):
+        hub.resolve(str(tmp_path / "x-00001-of-00002.gguf"))
 
 
 def test_a_gguf_file_cut_or_altered_anywhere_is_read_or_refused(tmp_path):

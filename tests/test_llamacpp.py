@@ -220,6 +220,13 @@ def test_settings_are_checked() -> None:
         llamacpp.check("int8", "cpu", {})
 
 
+@pytest.mark.parametrize(("value", "threads"), [("3", 3), ("2,1", 2), ("", 0), ("many", 0)])
+def test_threads_are_openmp_s_or_the_cores(monkeypatch: pytest.MonkeyPatch, value: str, threads: int) -> None:
+    """A list gives one number for each level of nesting; what OpenMP itself ignores is no error here either."""
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
+    assert Settings().threads == (threads or llamacpp._cores())
+
+
 def test_the_quantised_cache_is_close(files: dict[str, Path], target: LlamaCppModel) -> None:
     small = LlamaCppModel(files["target"], name="small", settings=Settings(cache_type="q8_0", use_mmap=False))
     tokens = list(range(60))

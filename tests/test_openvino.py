@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,8 +17,9 @@ from tiny_architectures import checkpoint
 from tiny_models import random_walk
 from transformers import AutoModelForCausalLM
 
-from omnidraft import OmniDraft, load, load_model, loading
+from omnidraft import OmniDraft, hub, load, load_model, loading
 from omnidraft.errors import (
+    CacheError,
     DamagedFileError,
     InsufficientMemoryError,
     MissingExtraError,
@@ -191,6 +193,91 @@ def test_a_model_is_converted_once_and_anew_when_its_files_change(
     assert not np.allclose(before, feed(load_model(str(folder), engine="openvino").session(), TOKENS, 1))
 
 
+def test_folders_of_one_name_in_two_places_each_keep_their_conversion(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed, place in enumerate(("here", "there")):
+        checkpoint(tmp_path / place / "model", "llama", seed=seed)
+        monkeypatch.chdir(tmp_path / place)
+        load_model("./model", engine="openvino")
+    monkeypatch.delattr(openvino_graph, "build")  # from now on nothing is converted
+    for place in ("here", "there"):
+        monkeypatch.chdir(tmp_path / place)
+        for name in ("./model", str(tmp_path / place / "model"), "../" + place + "/model"):
+            load_model(name, engine="openvino")
+
+
+def test_the_conversion_of_a_folder_is_listed_and_can_be_removed(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = checkpoint(home / "places" / "listed", "llama")
+    monkeypatch.chdir(folder.parent)
+    load_model("./listed", engine="openvino")
+    (info,) = [info for info in hub.list_models() if info.name == str(folder.resolve())]
+    assert info.size > 0
+    assert hub.remove("./listed") == info.size
+    assert not info.path.parent.exists()
+    assert (folder / "model.safetensors").is_file()
+
+
+def test_the_conversion_of_a_gguf_file_is_removed_with_it(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from test_hub import write_gguf
+
+    (home / "ggufs").mkdir()
+    write_gguf(home / "ggufs" / "tiny.gguf", "qwen2")
+    monkeypatch.chdir(home / "ggufs")
+    before = set(home.glob("models/*"))
+    load_model("./tiny.gguf", engine="openvino")
+    (kept,) = set(home.glob("models/*")) - before
+    assert sorted(path.name for path in kept.iterdir()) == ["checkpoint", "openvino-int8"]
+    hub.remove("./tiny.gguf")
+    assert not kept.exists()
+
+
+def test_a_conversion_that_lost_its_weights_is_made_anew(home: Path) -> None:
+    folder = checkpoint(home / "losing", "llama")
+    before = feed(load_model(str(folder), engine="openvino").session(), TOKENS, 1)
+    (weights,) = home.glob("models/losing-*/openvino-int8/openvino_model.bin")
+    weights.unlink()
+    assert np.array_equal(before, feed(load_model(str(folder), engine="openvino").session(), TOKENS, 1))
+
+
+def test_a_disk_that_fills_up_while_converting_is_named_and_emptied(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = checkpoint(home / "filling", "llama")
+
+    def save(model: object, file: Path, **options: object) -> None:
+        file.with_suffix(".bin").write_bytes(b"half")
+        raise RuntimeError("basic_ios::clear: iostream error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(openvino_convert.ov, "save_model", save)
+        with pytest.raises(CacheError, match=r"iostream error.*; make room"):
+            load_model(str(folder), engine="openvino")
+    (kept,) = home.glob("models/filling-*")
+    assert not list(kept.iterdir())
+
+
+def test_weights_saved_in_shards_and_then_as_one_file(home: Path) -> None:
+    """The index of the first save stays behind; transformers takes the one file, and so must we."""
+    folder = checkpoint(home / "shards", "llama")
+    module = AutoModelForCausalLM.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    module.save_pretrained(folder, max_shard_size="100KB")
+    assert len(list(folder.glob("model-*.safetensors"))) > 1
+
+    def row() -> np.ndarray:
+        model = load_model(str(folder), engine="openvino", precision="float32")
+        return feed(model.session(), TOKENS, 1)[0]
+
+    np.testing.assert_allclose(row(), torch_rows(folder, TOKENS)[-1], atol=2e-4)
+    checkpoint(folder, "llama", seed=3)
+    np.testing.assert_allclose(row(), torch_rows(folder, TOKENS)[-1], atol=2e-4)
+
+
 def test_an_exported_folder_is_used_as_it_is(models, home: Path) -> None:  # type: ignore[no-untyped-def]
     for name in ("llama", "gemma3"):
         (folder,) = home.glob(f"models/{name}-*/openvino-float32")
@@ -255,6 +342,50 @@ def test_a_missing_extra_is_named(folders, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delitem(sys.modules, "omnidraft.backends.openvino")
     with pytest.raises(MissingExtraError, match=r"omnidraft\[openvino\]"):
         load_model(str(folders["llama"]), engine="openvino")
+
+
+def test_a_library_that_is_too_old_or_broken_does_not_end_auto(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an older llama-cpp-python, which lacks names that the engine reads."""
+    monkeypatch.setitem(sys.modules, "llama_cpp", types.ModuleType("llama_cpp"))
+    monkeypatch.setitem(sys.modules, "llama_cpp.llama_cpp", types.ModuleType("llama_cpp.llama_cpp"))
+    monkeypatch.delitem(sys.modules, "omnidraft.backends.llamacpp", raising=False)
+    assert load_model(str(folders["llama"])).engine.name == "openvino"
+    assert "omnidraft[llamacpp]" in load_model(str(folders["gpt2"])).engine.reason
+    with pytest.raises(MissingExtraError, match=r"cannot be used \(.*pip install 'omnidraft\[llamacpp\]'"):
+        load_model(str(folders["llama"]), engine="llamacpp")
+
+
+def test_interrupted_while_it_drops_what_is_forgotten_a_session_begins_anew(
+    models: dict[str, Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = models["llama"].session()
+    long = [TOKENS[i % 40] for i in range(200)]
+    feed(session, long, 1)
+    states = session._request.query_state()  # type: ignore[attr-defined]
+    copied = []
+
+    class Request:
+        """A request whose second state cannot be copied."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(request, name)
+
+        def query_state(self) -> Iterator[object]:
+            for state in states:
+                yield state
+                copied.append(state)
+                raise KeyboardInterrupt
+
+    request = session._request  # type: ignore[attr-defined]
+    monkeypatch.setattr(session, "_request", Request())
+    with pytest.raises(KeyboardInterrupt):
+        session.truncate(100)
+    assert copied
+    monkeypatch.setattr(session, "_request", request)
+    expected = feed(models["llama"].session(), TOKENS, 1)
+    assert np.array_equal(feed(session, TOKENS, 1), expected)
 
 
 def test_settings_reach_the_engine(folders) -> None:  # type: ignore[no-untyped-def]

@@ -81,7 +81,7 @@ def method_options(method: str) -> dict[str, Any]:
         if detail in ("splits", "nosplits"):
             options["splits"] = detail == "splits"
         elif detail[:1] == "k":
-            if not detail[1:].isdigit():
+            if not detail[1:].isdecimal():
                 raise OptionError(f"method {method!r} gives no number with k; write it as {name}:k4")
             options["k"] = int(detail[1:])
         else:

@@ -51,7 +51,7 @@ def slug(name: str) -> str:
     """A folder name for `name`: legible, and different for different names."""
     if is_known(name):
         return name
-    legible = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(name).stem)
+    legible = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(name).stem)[:200]  # a file system's names end at 255
     return f"{legible}-{hashlib.sha256(os.fsencode(name)).hexdigest()[:10]}"
 
 
@@ -75,6 +75,14 @@ def read_manifest(checkpoint: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return manifest if isinstance(manifest, dict) and manifest.keys() >= _MANIFEST_KEYS else None
+
+
+def model_in(home: Path) -> str:
+    """Whose conversion `home` holds, in whatever form; its own name where nothing says."""
+    for file in sorted(home.glob(f"*/{MANIFEST}")):
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            return str(json.loads(file.read_text(encoding="utf-8"))["name"])
+    return home.name
 
 
 def is_ready(checkpoint: Path) -> bool:
@@ -127,17 +135,24 @@ def _missing_or_cut(folder: Path) -> str | None:
     return None
 
 
+def shards_of(folder: Path) -> list[str]:
+    """The files that a checkpoint's weights are in, as transformers finds them: an index beside the one file is left
+    from an earlier save.
+
+    Raises:
+        ValueError, LookupError, AttributeError, TypeError: the index is damaged.
+    """
+    index = folder / "model.safetensors.index.json"
+    if (folder / "model.safetensors").is_file() or not index.is_file():
+        return ["model.safetensors"]
+    return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+
+
 def _weights_fault(folder: Path) -> str | None:
     if (folder / "openvino_model.xml").is_file():
         return None if (folder / "openvino_model.bin").is_file() else "has no openvino_model.bin"
-    index = folder / "model.safetensors.index.json"
     try:
-        shards = (
-            set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-            if index.is_file()
-            else {"model.safetensors"}
-        )
-        for shard in sorted(shards):
+        for shard in shards_of(folder):
             if not (folder / shard).is_file():
                 return f"has no {shard}"
             with (folder / shard).open("rb") as weights:
@@ -168,6 +183,21 @@ def writing(folder: Path) -> Iterator[None]:
             f"cannot write in {folder} ({error.strerror or error}); "
             "set OMNIDRAFT_HOME to a folder that you can write"
         ) from error
+
+
+@contextlib.contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """A new, empty folder that takes the place of `folder` once the block has filled it; deleted if it fails."""
+    unfinished = folder.with_name(f"{folder.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)  # left by a process that was killed
+    unfinished.mkdir(parents=True)
+    try:
+        yield unfinished
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(unfinished, folder)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
 
 
 @contextlib.contextmanager

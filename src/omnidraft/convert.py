@@ -41,14 +41,19 @@ def convert_gguf(file: Path, folder: Path) -> None:
     )
     with _quiet(transformers):
         try:
-            model = transformers.AutoModelForCausalLM.from_pretrained(
-                **source, **unpack, dtype=torch.bfloat16, trust_remote_code=False
+            model, report = transformers.AutoModelForCausalLM.from_pretrained(
+                **source, **unpack, dtype=torch.bfloat16, trust_remote_code=False, output_loading_info=True
             )
         except Exception as error:
             raise DamagedFileError(
                 f"transformers cannot read {file} ({error}); "
                 "it is cut short, or of a kind that transformers does not know"
             ) from error
+        if absent := sorted(report["missing_keys"]):  # which transformers has made up at random
+            raise DamagedFileError(
+                f"{file} lacks {len(absent)} of its weights, {absent[0]} among them; fetch it again, or, if it is one "
+                "part of several, join them with `llama-gguf-split --merge`"
+            )
         # A fresh one: what transformers derives from the config is marked so, and derived anew on loading.
         model.generation_config = transformers.GenerationConfig(
             bos_token_id=model.config.bos_token_id,

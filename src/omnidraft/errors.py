@@ -25,10 +25,10 @@ class CacheError(OmniDraftError):
 
 
 class MissingExtraError(OmniDraftError):
-    """An optional library is not installed."""
+    """An optional library is not installed, or of a version that cannot be used."""
 
-    def __init__(self, library: str, extra: str) -> None:
-        super().__init__(f"{library} is not installed; pip install 'omnidraft[{extra}]'")
+    def __init__(self, library: str, extra: str, fault: str = "is not installed") -> None:
+        super().__init__(f"{library} {fault}; pip install 'omnidraft[{extra}]'")
 
 
 class UnsupportedModelError(OmniDraftError):

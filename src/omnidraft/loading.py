@@ -216,6 +216,13 @@ def _backend(engine: str) -> Backend:
         return cast(Backend, importlib.import_module(f"omnidraft.backends.{module}"))
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or engine, extra) from error
+    except (
+        ImportError,
+        AttributeError,
+        OSError,
+        RuntimeError,
+    ) as error:  # too old, or its own library is broken
+        raise MissingExtraError(engine, extra, f"cannot be used ({error})") from error
 
 
 def _on_gpu(device: str) -> bool:

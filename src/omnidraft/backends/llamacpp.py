@@ -111,7 +111,8 @@ class Settings:
     @property
     def threads(self) -> int:
         """How many threads compute."""
-        return self.n_threads or int(os.environ.get("OMP_NUM_THREADS", 0)) or _cores()
+        of_openmp = re.match(r"\s*(\d+)", os.environ.get("OMP_NUM_THREADS", ""))
+        return self.n_threads or int(of_openmp[1] if of_openmp else 0) or _cores()
 
 
 def check(precision: str, device: str, settings: Mapping[str, str]) -> None:
@@ -363,7 +364,7 @@ def _free_memory() -> int | None:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
         return None
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
 
 
 def _cores() -> int:

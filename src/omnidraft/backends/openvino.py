@@ -106,7 +106,11 @@ class OpenVinoSession(Session):
             self._request.reset_state()
             self._used = 0
         elif self._used - len(self._slots) > (max(64, len(self._slots) // 4) if self._maskable else 0):
-            self._compact()
+            try:
+                self._compact()
+            except BaseException:
+                self.truncate(0)  # some layers may have been cut already, others not
+                raise
 
     def extend(self, tokens: Sequence[int], rows: int) -> Rows:
         """Append tokens in one pass; return the logits after the last `rows` of them. [rows, V] float32"""
@@ -154,7 +158,7 @@ class OpenVinoSession(Session):
 
     def _compact(self) -> None:
         """Keep only the slots that hold tokens."""
-        kept = np.frombuffer(self._slots, np.int64)
+        kept = np.array(self._slots)
         for state in self._request.query_state():
             state.state = ov.Tensor(np.ascontiguousarray(state.state.data[:, :, kept]))
         self._used = len(kept)

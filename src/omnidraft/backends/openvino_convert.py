@@ -13,7 +13,7 @@ from rich.progress import Progress
 
 from omnidraft import cache
 from omnidraft.backends import openvino_graph as graph
-from omnidraft.errors import InsufficientMemoryError
+from omnidraft.errors import CacheError, InsufficientMemoryError
 
 MODEL = "openvino_model.xml"
 _TEXT_FILES = ("*.json", "*.jinja", "tokenizer.model")  # what makes the folder a model by itself
@@ -32,36 +32,39 @@ def converted(name: str, checkpoint: Path, config: Any, precision: str) -> Path:
     """
     graph.check_config(config, name)
     made_from = _stamp(checkpoint)
-    home = cache.home_of(name)
+    kept_as = _kept_as(name, checkpoint)
+    home = cache.home_of(kept_as)
     folder = home / f"openvino-{precision}"
     if _is_from(folder, made_from):
         return folder
     with cache.locked(home.name, Progress(disable=True)), cache.writing(home):
         if _is_from(folder, made_from):  # another process made it while we waited
             return folder
-        home.mkdir(parents=True, exist_ok=True)
-        needed = int(_SIZE[precision] * sum(size for _, size, _ in made_from))
-        cache.require_space(home, needed)
-        require_memory(needed + (2 << 30), f"converting {name} to {precision}")
-        unfinished = folder.with_name(f"{folder.name}.unfinished")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir()
-        for pattern in _TEXT_FILES:
-            for file in checkpoint.glob(pattern):
-                if not file.name.startswith((cache.MANIFEST, "model.safetensors")):
-                    shutil.copy(file, unfinished)
-        ov.save_model(graph.build(checkpoint, config, precision), unfinished / MODEL, compress_to_fp16=False)
-        manifest = {
-            "name": name,
-            "source": str(checkpoint),
-            "made_from": made_from,
-            "precision": precision,
-            "openvino": ov.__version__,
-            "version": _VERSION,
-        }
-        (unfinished / cache.MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(unfinished, folder)
+        with cache.replacing(folder) as unfinished:
+            needed = int(_SIZE[precision] * sum(size for _, size, _ in made_from))
+            cache.require_space(unfinished, needed)
+            require_memory(needed + (2 << 30), f"converting {name} to {precision}")
+            for pattern in _TEXT_FILES:
+                for file in checkpoint.glob(pattern):
+                    if not file.name.startswith((cache.MANIFEST, "model.safetensors")):
+                        shutil.copy(file, unfinished)
+            model = graph.build(checkpoint, config, precision)
+            try:
+                ov.save_model(model, unfinished / MODEL, compress_to_fp16=False)
+            except RuntimeError as error:  # what a full disk is to OpenVINO
+                raise CacheError(
+                    f"OpenVINO cannot write in {home} ({error}); make room, or set OMNIDRAFT_HOME to another folder"
+                ) from error
+            manifest = {
+                "name": kept_as,
+                "source": str(checkpoint),
+                "made_from": made_from,
+                "precision": precision,
+                "openvino": ov.__version__,
+                "version": _VERSION,
+            }
+            text = json.dumps(manifest, indent=2)
+            (unfinished / cache.MANIFEST).write_text(text + "\n", encoding="utf-8")
     return folder
 
 
@@ -87,6 +90,14 @@ def _available_memory() -> int | None:
         return None
 
 
+def _kept_as(name: str, checkpoint: Path) -> str:
+    """The model's name in the cache: a file's or folder's of the user's is its full path."""
+    own = cache.read_manifest(checkpoint)
+    if own and checkpoint == cache.home_of(own["name"]) / "checkpoint":
+        return str(own["name"])
+    return os.path.realpath(checkpoint) if checkpoint == Path(os.path.expanduser(name)) else name
+
+
 def _stamp(checkpoint: Path) -> list[list[Any]]:
     """Names, sizes and times of the files that a conversion reads."""
     files = [*checkpoint.glob("*.safetensors"), checkpoint / "config.json"]
@@ -98,4 +109,5 @@ def _is_from(folder: Path, made_from: list[list[Any]]) -> bool:
         manifest = json.loads((folder / cache.MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return bool(manifest.get("made_from") == made_from and manifest.get("version") == _VERSION)
+    whole = (folder / MODEL).is_file() and (folder / MODEL).with_suffix(".bin").is_file()
+    return bool(whole and manifest.get("made_from") == made_from and manifest.get("version") == _VERSION)

@@ -7,7 +7,6 @@ fuse them, and any OpenVINO program can run it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,6 +20,7 @@ from openvino.op.util import Variable, VariableInfo
 from safetensors import safe_open
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from omnidraft.cache import shards_of
 from omnidraft.errors import UnsupportedModelError
 
 PRECISIONS = ("float32", "bfloat16", "int8", "int4")
@@ -85,14 +85,8 @@ def take_adapter(model: ov.Model, rank: int) -> None:
 
 def _open(folder: Path, files: ExitStack) -> Tensors:
     """Read tensors by name, one at a time."""
-    index = folder / "model.safetensors.index.json"
     names: dict[str, Any] = {}
-    shards = (
-        sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        if index.is_file()
-        else ["model.safetensors"]
-    )
-    for shard in shards:
+    for shard in shards_of(folder):
         file = files.enter_context(safe_open(folder / shard, framework="pt"))
         names |= dict.fromkeys(file.keys(), file)
     return lambda name: names[name].get_tensor(name) if name in names else None

@@ -90,15 +90,18 @@ class Student(torch.nn.Module):
             name: weight for name, weight in self.model.state_dict().items() if not name.startswith("lm_head")
         }
         weights["lm_head.weight"] = self.model.get_output_embeddings().weight @ self.translator.weight
-        part = folder / "model.part"
+        unfinished = folder / "unfinished"
+        unfinished.mkdir(exist_ok=True)
         save_file(
             {name: weight.to("cpu", torch.bfloat16).contiguous() for name, weight in weights.items()},
-            part,
+            unfinished / "model.safetensors",
             metadata={"format": "pt"},
         )
-        config.save_pretrained(folder)
-        self.model.generation_config.save_pretrained(folder)
-        os.replace(part, folder / "model.safetensors")
+        config.save_pretrained(unfinished)
+        self.model.generation_config.save_pretrained(unfinished)
+        for file in sorted(unfinished.iterdir()):
+            os.replace(file, folder / file.name)
+        unfinished.rmdir()
 
 
 def _cut_model(parent: Any, layers: Sequence[int], kept: Sequence[int] | None) -> Any:

@@ -45,7 +45,7 @@ def read_documents(paths: Sequence[Path]) -> list[Document]:
     documents: list[Document] = []
     for path in paths:
         if path.is_dir():
-            files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES)
+            files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
         else:
             files = [path]
         for file in files:
@@ -61,7 +61,7 @@ def read_documents(paths: Sequence[Path]) -> list[Document]:
 
 
 def _read(file: Path) -> Iterator[Document]:
-    text = file.read_text(encoding="utf-8")
+    text = file.read_text(encoding="utf-8-sig")  # Windows' programs begin a file with a mark
     if file.suffix != ".jsonl":
         if text.strip():
             yield Document(text)

@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from omnidraft.distil.recipe import Recipe
 from omnidraft.distil.student import Student, load_parent, load_tokenizer, write_text_files
 from omnidraft.distil.teacher import TeacherRows, sparse_divergence
 from omnidraft.distil.text import Document, encode, pack, read_documents
-from omnidraft.errors import OptionError
+from omnidraft.errors import OmniDraftError, OptionError
 from omnidraft.provenance import provenance
 
 DRAFTED = 4  # tokens a step, of which the judged tokens per step speak
@@ -71,30 +72,32 @@ def build_drafter(
     work = out / "training"
     settings = {name: value for name, value in asdict(recipe).items() if name not in ("steps", "minutes")}
     settings = json.loads(json.dumps(settings))
-    _claim(out, work, settings, resume)
-    documents = read_documents(text)
-    judges = read_documents(judge) if judge else [one for one in documents if one.held_out]
-    if not judges:
-        raise OptionError("the text is too short to hold some of it out; name a target's answers to judge by")
-    folder = hub.pull(recipe.parent)
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    torch.manual_seed(recipe.seed)
-    parent = load_parent(folder, recipe.parent, device)
-    layers = recipe.chosen_layers(len(parent.get_decoder().layers))
-    trained = [one for one in documents if not one.held_out]
-    kept = _vocabulary(folder, out, work, trained, recipe.trim)
-    tokenizer = load_tokenizer(out)
-    sequences = pack([encode(tokenizer, one)[0] for one in trained], recipe.length, recipe.seed)
-    exam = [encode(tokenizer, one) for one in judges[:_JUDGED]]
-    student = Student(parent, layers, kept)
-    teacher = None
-    if taught := round(recipe.teacher * len(sequences)):
-        contents = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-        digest = hashlib.blake2b(sequences[:taught].tobytes(), digest_size=8).hexdigest()
-        rows = work / f"rows-{digest}"  # resumed on other text, other rows are needed
-        rows.mkdir(exist_ok=True)
-        teacher = TeacherRows(rows, parent, contents, kept, (taught, recipe.length))
-    run = _Training(recipe, student, teacher, sequences, work)
+    with _claimed(out, work, settings, resume):
+        documents = read_documents(text)
+        judges = read_documents(judge) if judge else [one for one in documents if one.held_out]
+        if not judges:
+            raise OptionError(
+                "the text is too short to hold some of it out; name a target's answers to judge by"
+            )
+        folder = hub.pull(recipe.parent)
+        device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+        torch.manual_seed(recipe.seed)
+        parent = load_parent(folder, recipe.parent, device)
+        layers = recipe.chosen_layers(len(parent.get_decoder().layers))
+        trained = [one for one in documents if not one.held_out]
+        kept = _vocabulary(folder, out, work, trained, recipe.trim)
+        tokenizer = load_tokenizer(out)
+        sequences = pack([encode(tokenizer, one)[0] for one in trained], recipe.length, recipe.seed)
+        exam = [encode(tokenizer, one) for one in judges[:_JUDGED]]
+        student = Student(parent, layers, kept)
+        teacher = None
+        if taught := round(recipe.teacher * len(sequences)):
+            contents = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+            digest = hashlib.blake2b(sequences[:taught].tobytes(), digest_size=8).hexdigest()
+            rows = work / f"rows-{digest}"  # resumed on other text, other rows are needed
+            rows.mkdir(exist_ok=True)
+            teacher = TeacherRows(rows, parent, contents, kept, (taught, recipe.length))
+        run = _Training(recipe, student, teacher, sequences, work)
     if not run.step:
         student.fit(parent, kept, run.batches(_FITTED))
     facts = {
@@ -106,9 +109,9 @@ def build_drafter(
     }
 
     def save() -> None:
-        run.save()
         student.save(out)
         _write_json(out / "drafter.json", facts | {"step": run.step, "seconds": run.seconds})
+        run.save()  # last: what was killed before is done again when resumed
 
     for loss in run.steps(save_every):
         acceptance, per_step = judged(student, exam)
@@ -128,8 +131,9 @@ def build_drafter(
     return out
 
 
-def _claim(out: Path, work: Path, settings: dict[str, Any], resume: bool) -> None:
-    """Take the folder, or find in it what is to be resumed."""
+@contextlib.contextmanager
+def _claimed(out: Path, work: Path, settings: dict[str, Any], resume: bool) -> Iterator[None]:
+    """Take the folder, or find in it what is to be resumed. One that was taken is free again if the block refuses."""
     file = work / "settings.json"
     if file.is_file():
         if not resume:
@@ -140,13 +144,24 @@ def _claim(out: Path, work: Path, settings: dict[str, Any], resume: bool) -> Non
                 f"{out} was begun with {changed[0]} {begun.get(changed[0])!r}, not {settings[changed[0]]!r}; "
                 "resume with the same recipe, or choose another folder"
             )
+        yield
         return
     if resume:
         raise OptionError(f"{out} holds nothing to resume; leave --resume out to begin")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    there = out.exists()
+    if there and (not out.is_dir() or any(out.iterdir())):
         raise OptionError(f"{out} is not an empty folder; choose another")
     work.mkdir(parents=True)
     _write_json(file, settings)
+    try:
+        yield
+    except OmniDraftError:
+        shutil.rmtree(work)
+        for written in out.iterdir():
+            written.unlink()
+        if not there:
+            out.rmdir()
+        raise
 
 
 def _vocabulary(
