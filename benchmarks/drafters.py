@@ -1,6 +1,6 @@
 """Drafters side by side on one target: they and plain decoding take turns prompt by prompt, in rotated order.
 
-python benchmarks/drafters.py --drafter omnidraft-nano --drafter smollm2-135m --json results/nano.json
+python benchmarks/drafters.py --drafter omnidraft-nano --drafter smollm2-135m --json drafters.json
 """
 
 from __future__ import annotations
