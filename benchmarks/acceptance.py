@@ -1,6 +1,6 @@
 """Tokens per step of drafters on recorded answers of a target, which is not run: the same on every machine.
 
-    python benchmarks/acceptance.py --drafter omnidraft-nano --drafter smollm2-135m --json results/nano_acceptance.json FILE ...
+    python benchmarks/acceptance.py --drafter omnidraft-nano --json results/nano_acceptance.json FILE ...
 
 FILE: greedy answers to test prompts, as `omnidraft.learn.record` keeps them.
 """
