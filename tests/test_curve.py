@@ -9,6 +9,7 @@ import pytest
 from toy import ToyModel, ToySession, toy_vocab
 
 from omnidraft import cli, curve, loading
+from omnidraft.catalog import DEFAULT_DRAFTER
 
 
 class SlowSession(ToySession):
@@ -48,7 +49,7 @@ def test_the_command_writes_table_json_and_picture(
 ) -> None:
     models = {
         "qwen2.5-coder-0.5b": SlowModel(toy_vocab(20)),
-        "smollm2-135m": SlowModel(toy_vocab(10, order=1)),
+        DEFAULT_DRAFTER: SlowModel(toy_vocab(10, order=1)),
     }
     monkeypatch.setattr(loading, "load_model", lambda name, **options: models[name])
     written, drawn = tmp_path / "curve.json", tmp_path / "curve.svg"
