@@ -153,7 +153,8 @@ def _learn(model: OmniDraft, options: dict[str, Any]) -> None:
     from omnidraft.demo import HELD_OUT, STREAMS
 
     try:
-        learner = model.learn(budget=1.0, batch=1)  # few and short answers: an update for each
+        # Few and short answers: an update for each, and a large one.
+        learner = model.learn(budget=1.0, batch=1, learning_rate=3e-3)
     except OmniDraftError as error:  # PEFT is missing, or the engine cannot adapt its models
         out.print(f"\nLearning is left out: {error}", style="dim", markup=False)
         return
