@@ -14,12 +14,11 @@ import pytest
 
 pytest.importorskip("peft")
 
+from tiny import describe
 from tiny_architectures import checkpoint
 from toy import ToyModel, toy_vocab
 
-from omnidraft import OmniDraft, catalog, cli
-from omnidraft.cache import MANIFEST, sha256_of
-from omnidraft.catalog import SHIPPED_DRAFTERS
+from omnidraft import OmniDraft, cli
 from omnidraft.errors import OptionError
 from omnidraft.experiments import experiment as experiments
 from omnidraft.experiments import learning, live, statistics
@@ -68,13 +67,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder = home / "models" / name / "checkpoint"
         vocabulary = int(order > 1)  # both of Qwen's have the same
         checkpoint(folder, kind, merges=25 + 20 * vocabulary, order=vocabulary, seed=order)
-        manifest = dict.fromkeys(("source", "sha256", "upstream", "licence"), "tiny")
-        if name in SHIPPED_DRAFTERS:  # made anew when the package's file is another
-            manifest["sha256"] = sha256_of(Path(catalog.__file__).parent / SHIPPED_DRAFTERS[name].file)
-        files = {file.name: sha256_of(file) for file in folder.iterdir()}
-        (folder / MANIFEST).write_text(
-            json.dumps(manifest | {"name": name, "size": 0, "mtime_ns": 0, "files": files})
-        )
+        describe(folder, name)
     return home
 
 

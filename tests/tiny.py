@@ -53,10 +53,16 @@ def write_home(home: Path) -> Path:
     ):
         folder = home / "models" / name / "checkpoint"
         write_tiny(folder, merges=25 + 10 * order, order=order, context_length=4096)
-        manifest = dict.fromkeys(("source", "sha256", "upstream", "licence"), "tiny")
-        files = {file.name: sha256_of(file) for file in folder.iterdir()}
-        record = manifest | {"name": name, "size": 0, "mtime_ns": 0, "files": files}
-        if name in SHIPPED_DRAFTERS:  # made anew when the package's file is another
-            record["sha256"] = sha256_of(Path(catalog.__file__).parent / SHIPPED_DRAFTERS[name].file)
-        (folder / MANIFEST).write_text(json.dumps(record))
+        describe(folder, name)
     return home
+
+
+def describe(folder: Path, name: str) -> None:
+    """Let a checkpoint in the cache pass for the known model of that name."""
+    manifest = dict.fromkeys(("source", "sha256", "upstream", "licence"), "tiny")
+    if name in SHIPPED_DRAFTERS:  # made anew when the package's file is another
+        manifest["sha256"] = sha256_of(Path(catalog.__file__).parent / SHIPPED_DRAFTERS[name].file)
+    files = {file.name: sha256_of(file) for file in folder.iterdir()}
+    (folder / MANIFEST).write_text(
+        json.dumps(manifest | {"name": name, "size": 0, "mtime_ns": 0, "files": files})
+    )

@@ -140,9 +140,8 @@ class Adaptive:
         if self._tried_at:
             self._way.credit += (len(step.tokens) - 1) / self._tried_at
             self._next_try = self._steps + (0 if 0 < proposed == step.accepted else _REST)
-        plain = (
-            self._passes[1].value if 1 in self._passes else 0.0
-        )  # not asked for it alone: that would make it known
+        # Looked up by `in` first: asking for a pass alone would make it known.
+        plain = self._passes[1].value if 1 in self._passes else 0.0
         for way in self._ways:
             most = max(way.price, _SAVED * plain)
             way.credit = min(way.credit + way.share * step.seconds, most)

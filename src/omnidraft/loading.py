@@ -83,7 +83,7 @@ def load(
         raise OptionError(
             "precision 'mixed' is for drafters; use 'auto', which gives it to the drafter alone"
         )
-    no_gguf = engine == "llamacpp" and drafter in SHIPPED_DRAFTERS
+    no_gguf = engine == "llamacpp" and drafter in SHIPPED_DRAFTERS  # so llama.cpp cannot run it
     if drafter_engine == "auto" and not no_gguf:
         drafter_engine = engine
         drafter_precision = precision if drafter_precision == "auto" else drafter_precision
@@ -216,12 +216,8 @@ def _backend(engine: str) -> Backend:
         return cast(Backend, importlib.import_module(f"omnidraft.backends.{module}"))
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or engine, extra) from error
-    except (
-        ImportError,
-        AttributeError,
-        OSError,
-        RuntimeError,
-    ) as error:  # too old, or its own library is broken
+    except (ImportError, AttributeError, OSError, RuntimeError) as error:
+        # Too old, or its own library is broken.
         raise MissingExtraError(engine, extra, f"cannot be used ({error})") from error
 
 

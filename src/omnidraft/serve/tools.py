@@ -37,9 +37,8 @@ class ToolReader:
             try:
                 call = json.loads(found[1])
                 name, arguments = call["name"], call.get("arguments", {})
-                if not isinstance(
-                    arguments, str
-                ):  # some models write them as JSON in a string, as the API does
+                # Some models write them as JSON in a string, as the API does.
+                if not isinstance(arguments, str):
                     arguments = json.dumps(arguments, ensure_ascii=False)
             except (ValueError, KeyError, TypeError):
                 return found[0]
