@@ -29,6 +29,11 @@ SETTINGS = {
     "ENABLE_CPU_PINNING": "NO",  # a pinned thread waits for whoever else runs on its core
     # Keys and values in 8 bits, OpenVINO's own choice, round a token's row by what was in the pass beside it.
     "KV_CACHE_PRECISION": "f32",
+    # A CPU with AMX would compute in bfloat16, which rounds more and is slower, for it rules out what comes next.
+    "INFERENCE_PRECISION_HINT": "f32",
+    # With VNNI, activations in 8 bits, a scale for so many: integer products, whose cost hardly grows from 1 to 8 tokens.
+    # Of the groups of an int4 weight too (`openvino_graph`): with larger ones its products are slow.
+    "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(graph.GROUP),
 }
 
 

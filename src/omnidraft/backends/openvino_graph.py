@@ -26,7 +26,7 @@ from omnidraft.errors import UnsupportedModelError
 PRECISIONS = ("float32", "bfloat16", "int8", "int4")
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
 _ROPES = ("default", "linear", "llama3", "yarn")
-_GROUP = 64  # int4 weights that share a scale
+GROUP = 64  # int4 weights that share a scale
 
 Tensors = Callable[[str], torch.Tensor | None]
 
@@ -276,7 +276,7 @@ class _Decoder:
         if self.precision == "bfloat16":
             bits = weight.bfloat16().view(torch.uint16).numpy()
             return op.convert(_constant(bits, weight.shape, ov.Type.bf16), "f32")
-        return _int4(weight) if precision == "int4" and weight.shape[1] % _GROUP == 0 else _int8(weight)
+        return _int4(weight) if precision == "int4" and weight.shape[1] % GROUP == 0 else _int8(weight)
 
 
 def _int8(weight: torch.Tensor) -> Any:
@@ -288,7 +288,7 @@ def _int8(weight: torch.Tensor) -> Any:
 def _int4(weight: torch.Tensor) -> Any:
     """Four bits and a scale for each group of an output's inputs."""
     outputs, inputs = weight.shape
-    levels, scale = quantised(weight.reshape(outputs, inputs // _GROUP, _GROUP), 7)
+    levels, scale = quantised(weight.reshape(outputs, inputs // GROUP, GROUP), 7)
     nibbles = levels.view(torch.uint8).flatten() & 15
     packed = (nibbles[0::2] | (nibbles[1::2] << 4)).numpy()
     stored = op.convert(_constant(packed, levels.shape, ov.Type.i4), "f32")
