@@ -181,6 +181,7 @@ def genai(job: Job) -> Contender:
     from against_genai import pipeline
     from transformers import AutoTokenizer
 
+    from omnidraft.backends.openvino import SETTINGS
     from omnidraft.cache import home_of
 
     look_up = "look-up" in job.contender
@@ -192,7 +193,8 @@ def genai(job: Job) -> Contender:
         graph = home_of(job.target) / "openvino-int8" / "openvino_model.xml"
         tokenizer = AutoTokenizer.from_pretrained(hub.resolve(job.target))
         with tempfile.TemporaryDirectory() as folder:
-            model = pipeline(graph, tokenizer, Path(folder), **settings)
+            # In the arithmetic that is fastest: OpenVINO's own choice is slower on CPUs with AMX.
+            model = pipeline(graph, tokenizer, Path(folder), **SETTINGS | settings)
     config = openvino_genai.GenerationConfig(max_new_tokens=job.max_tokens, do_sample=False)
     config.stop_token_ids = set(job.ends)
     config.include_stop_str_in_output = True
@@ -295,14 +297,24 @@ def answers(job: Job) -> Iterator[dict[str, Any]]:
             raise OmniDraftError((said.read().strip().splitlines() or ["it was killed"])[-1])
 
 
-def run(results: Results, setting: dict[str, Any], jobs: Job, tasks: dict[str, list[list[int]]]) -> None:
+def run(
+    results: Results,
+    setting: dict[str, Any],
+    jobs: Job,
+    tasks: dict[str, list[list[int]]],
+    engines: Sequence[str],
+) -> None:
     """Answer what is not answered yet. Whoever fails is left out; why is kept with the provenance."""
     born = provenance()
     born["versions"] |= {name: version(name) for name in PEERS}
     failed: dict[str, str] = {}
     prompts = [(task, i, ids) for task, every in tasks.items() for i, ids in enumerate(every)]
     prompts.sort(key=lambda one: one[1])  # all tasks in each turn
-    names = [name for name in CONTENDERS if jobs.profile or not name.endswith(ADAPTED)]
+    names = [
+        name
+        for name, (engine, _) in CONTENDERS.items()
+        if engine in engines and (jobs.profile or not name.endswith(ADAPTED))
+    ]
     for turn in range(0, len(prompts), _CHUNK):
         names = names[1:] + names[:1]
         for name in names:
@@ -437,6 +449,9 @@ def main(
     limit: Annotated[int, typer.Option(min=1, help="Prompts of each task.")] = 40,
     max_tokens: Annotated[int, typer.Option(min=1)] = 160,
     threads: Annotated[int, typer.Option(min=1)] = os.cpu_count() or 1,
+    engines: Annotated[str, typer.Option(help="Comma-separated: whose contenders take part.")] = ",".join(
+        WEIGHTS
+    ),
     path: Annotated[Path, typer.Option("--json", help="Results; goes on where they end.")] = Path(
         "results/peers.json"
     ),
@@ -448,6 +463,9 @@ def main(
         for measured in work(Job(**json.loads(job))):
             print(json.dumps(measured), flush=True)
         return
+    chosen = engines.split(",")
+    if unknown := set(chosen) - WEIGHTS.keys():
+        raise OptionError(f"unknown engine {', '.join(sorted(unknown))}; known are {', '.join(WEIGHTS)}")
     if not render_only:
         from omnidraft.backends.checkpoint import CheckpointModel
         from omnidraft.backends.openvino_convert import converted
@@ -468,7 +486,7 @@ def main(
             target=target, drafter=drafter, max_tokens=max_tokens, threads=threads, profile=profile
         )
         prompts = {task: [prompt(text) for text in every] for task, every in texts.items()}
-        run(Results(path), setting, common, prompts)
+        run(Results(path), setting, common, prompts, chosen)
     render(path)
 
 
