@@ -157,7 +157,9 @@ def test_answers_are_trained_on_again_while_no_new_ones_wait(
     batches: list[list[Trace]] = []
     update = Trainer.update
     monkeypatch.setattr(
-        Trainer, "update", lambda trainer, batch, drawn: batches.append(batch) or update(trainer, batch, drawn)
+        Trainer,
+        "update",
+        lambda trainer, batch, drawn: batches.append(batch) or update(trainer, batch, drawn),
     )
     model = OmniDraft(TARGET, drafter)
     learner = model.learn(budget=1.0, passes=3, **FAST)

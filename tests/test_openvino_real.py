@@ -36,11 +36,11 @@ def test_answers_equal_plain_decoding(ov_drafter: Model) -> None:
 
 
 def test_rows_are_near_those_of_transformers(ov_drafter: Model, drafter: Model) -> None:
-    """Eight bits for weights move the logits, but by little."""
+    """Eight bits for weights, and for activations where the CPU has VNNI, move the logits, but by little."""
     tokens = drafter.chat([{"role": "user", "content": PROMPTS[4]}])
     rows = feed(ov_drafter.session(), tokens, len(tokens))
     expected = feed(drafter.session(), tokens, len(tokens))
-    assert np.abs(rows - expected).mean() < 0.05 * expected.std()
+    assert np.abs(rows - expected).mean() < 0.08 * expected.std()
 
 
 @pytest.mark.full

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
@@ -13,6 +12,7 @@ import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
 from openvino import opset13 as op
+from openvino._offline_transformations import paged_attention_transformation
 
 from omnidraft import hub
 from omnidraft.backends import openvino_graph as graph
@@ -24,6 +24,7 @@ from omnidraft.types import Rows, as_tokens
 
 PRECISIONS = ("auto", *graph.PRECISIONS)
 AS_EXPORTED = "as exported"
+_KEY_CACHE, _WINDOW = 3, 10  # inputs of OpenVINO's paged attention
 SETTINGS = {
     "PERFORMANCE_HINT": "LATENCY",  # one stream of requests, which uses all cores
     "ENABLE_CPU_PINNING": "NO",  # a pinned thread waits for whoever else runs on its core
@@ -31,8 +32,8 @@ SETTINGS = {
     "KV_CACHE_PRECISION": "f32",
     # A CPU with AMX would compute in bfloat16, which rounds more and is slower, for it rules out what comes next.
     "INFERENCE_PRECISION_HINT": "f32",
-    # With VNNI, activations in 8 bits, a scale for so many: integer products, whose cost hardly grows from 1 to 8 tokens.
-    # Of the groups of an int4 weight too (`openvino_graph`): with larger ones its products are slow.
+    # With VNNI, activations in 8 bits, a scale for so many: integer products, whose cost hardly grows from 1 to 8
+    # tokens. The groups of int4 weights (`openvino_graph`) are as large: with larger ones here their products are slow.
     "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(graph.GROUP),
 }
 
@@ -85,8 +86,8 @@ def load(
 class OpenVinoSession(Session):
     """One KV cache of an OpenVINO model; see `omnidraft.session.Session`.
 
-    The cache is the request's state, of which each token has a slot. To cut its end off would mean to copy all of
-    it; so forgotten tokens stay where they are, masked out, until there are many.
+    The cache is ours: blocks of memory that the engine's paged attention writes to and reads, as far as each pass tells
+    it. So tokens are forgotten by telling it of fewer.
     """
 
     def __init__(self, model: OpenVinoModel) -> None:
@@ -96,80 +97,71 @@ class OpenVinoSession(Session):
         self._adapter = model.adapter  # the request only borrows it
         for name, matrix in self._adapter.items():
             self._request.set_tensor(name, ov.Tensor(matrix, shared_memory=True))
-        self._inputs = [name for name in model.inputs if name not in model.adapter]
-        self._maskable = model.maskable
-        self._slots = array("q")  # of each token
-        self._used = 0  # slots, those of forgotten tokens included
-        self._mask = np.zeros((1, 1024), np.int64)  # 1 where a slot holds a token
+        self._ports = [port for port in model.compiled.inputs if "_cache." in port.any_name]
+        self._caches: list[ov.Tensor] = []  # of each port; lent to the request
+        self._block = _block_size(self._ports)
+        self._blocks = 0
+        self._least = model.least
+        self._rows = 0  # of the last pass
 
     def truncate(self, length: int) -> None:
         """Forget all but the first `length` tokens."""
-        forgotten = self._slots[length:]
-        del self.tokens[length:], self._slots[length:]
-        self._mask[0, forgotten] = 0
-        if not self._slots:
-            self._request.reset_state()
-            self._used = 0
-        elif self._used - len(self._slots) > (max(64, len(self._slots) // 4) if self._maskable else 0):
-            try:
-                self._compact()
-            except BaseException:
-                self.truncate(0)  # some layers may have been cut already, others not
-                raise
+        del self.tokens[length:]
 
     def extend(self, tokens: Sequence[int], rows: int) -> Rows:
         """Append tokens in one pass; return the logits after the last `rows` of them. [rows, V] float32"""
         start = perf_counter()
         try:
             return self._pass(tokens, rows)
-        except BaseException:
-            # A Ctrl-C in the middle of a pass: whether its tokens are in the state cannot be known.
-            self.truncate(0)
-            raise
         finally:
             self.seconds += perf_counter() - start
 
     @property
     def hidden(self) -> Rows:
         """What the output layer was given for the last pass's rows. [rows, hidden size] float32"""
-        return np.array(self._request.get_tensor("hidden").data[0])
+        hidden = self._request.get_tensor("hidden").data
+        return np.array(hidden.reshape(-1, hidden.shape[-1])[: self._rows])
 
     def _pass(self, tokens: Sequence[int], rows: int) -> Rows:
-        count, held = len(tokens), len(self.tokens)
-        end = self._used + count
-        if end > self._mask.shape[1]:
-            grown = np.zeros((1, 2 * end), np.int64)
-            grown[:, : self._used] = self._mask[:, : self._used]
-            self._mask = grown
-        self._mask[0, self._used : end] = 1
+        held = len(self.tokens)
+        filling = max(self._least - len(tokens), 0)  # tokens that are forgotten at once
+        end = held + len(tokens) + filling
+        blocks = -(-end // self._block)
+        self._reserve(blocks)
         inputs = {
-            "input_ids": np.array(tokens, np.int64)[None],
-            "attention_mask": self._mask[:, :end],
-            "position_ids": np.arange(held, held + count, dtype=np.int64)[None],
-            "beam_idx": np.zeros(1, np.int32),
-            "rows": np.array([max(rows, 1)], np.int64),
+            "input_ids": np.array([*tokens, *[tokens[-1]] * filling], np.int64),
+            "position_ids": np.arange(held, end, dtype=np.int64),
+            "rows": np.array([max(rows, 1) + filling], np.int64),
+            "past_lens": np.array([held], np.int32),
+            "subsequence_begins": np.array([0, end - held], np.int32),
+            "block_indices": np.arange(blocks, dtype=np.int32),
+            "block_indices_begins": np.array([0, blocks], np.int32),
+            "max_context_len": np.array(end, np.int32),
         }
-        outputs = self._request.infer(
-            {name: inputs[name] for name in self._inputs}, share_inputs=True, share_outputs=True
-        )
+        outputs = self._request.infer(inputs, share_inputs=True, share_outputs=True)
         self.tokens.extend(tokens)
-        self._slots.extend(range(self._used, end))
-        self._used = end
+        self._rows = rows
         if not rows:
             return np.empty((0, 0), np.float32)
-        return np.array(
-            outputs["logits"][0], np.float32
-        )  # the engine's own memory holds them until the next pass
+        logits = outputs["logits"]
+        # A copy: the engine's own memory holds them until the next pass.
+        return np.array(logits.reshape(-1, logits.shape[-1])[:rows], np.float32)
 
-    def _compact(self) -> None:
-        """Keep only the slots that hold tokens."""
-        kept = np.array(self._slots)
-        for state in self._request.query_state():
-            state.state = ov.Tensor(np.ascontiguousarray(state.state.data[:, :, kept]))
-        self._used = len(kept)
-        self._slots = array("q", range(self._used))
-        self._mask[:] = 0
-        self._mask[0, : self._used] = 1
+    def _reserve(self, blocks: int) -> None:
+        """Have memory for so many blocks, and what is held in it."""
+        if blocks <= self._blocks:
+            return
+        self._blocks = max(blocks, 2 * self._blocks)
+        earlier, self._caches = self._caches, []
+        for i, port in enumerate(self._ports):
+            shape = [self._blocks, *(size.get_length() for size in list(port.partial_shape)[1:])]
+            cache = ov.Tensor(port.element_type, shape)
+            cache.data.view(np.uint8)[:] = 0  # what is masked out is read all the same, and must be a number
+            if earlier:
+                held = list(earlier[i].shape)
+                earlier[i].copy_to(ov.Tensor(cache, [0] * len(held), held))
+            self._request.set_tensor(port.any_name, cache)
+            self._caches.append(cache)
 
 
 class OpenVinoModel(CheckpointModel):
@@ -193,9 +185,10 @@ class OpenVinoModel(CheckpointModel):
         # The engine lays the weights out anew, beside the file's pages.
         require_memory(2 * self.graph.with_suffix(".bin").stat().st_size, f"loading {name}")
         self.compiled = self._compile(rank=0)
-        self.inputs = [port.any_name for port in self.compiled.inputs]
-        # By position ids alone can a slot be left out; a window that counts slots counts the forgotten ones too.
-        self.maskable = "position_ids" in self.inputs and not (exported and any(graph.windows(text)))
+        # Tokens of a pass. Attention adds up in another order for a single token than for several; where activations
+        # are rounded, that least of differences flips some of them, and the row becomes another. There a pass over two
+        # tokens takes no longer.
+        self.least = 2 if _rounds_activations(self._settings) else 1
         self._adaptable: dict[int, ov.CompiledModel] = {}  # by rank
 
     def session(self) -> OpenVinoSession:
@@ -224,7 +217,6 @@ class OpenVinoModel(CheckpointModel):
             self._adaptable[rank] = self._compile(rank)
         twin = copy.copy(self)
         twin.compiled = self._adaptable[rank]
-        twin.inputs = [port.any_name for port in twin.compiled.inputs]
         expected = {
             port.any_name: list(port.shape) for port in twin.compiled.inputs if ".lora_" in port.any_name
         }
@@ -237,23 +229,53 @@ class OpenVinoModel(CheckpointModel):
     def _compile(self, rank: int) -> ov.CompiledModel:
         """The graph, ready to run; with inputs for an adapter of this rank, if any."""
         model = ov.Core().read_model(self.graph)
+        _page(model, self.name, graph.windows(self.config.get_text_config()))
         _cut(model, self.name)
         if rank:
             graph.take_adapter(model, rank)
         return ov.Core().compile_model(model, "CPU", self._settings)
 
 
-def _cut(model: ov.Model, name: str) -> None:
-    """Let only the last `rows` positions, a new input, reach the output layer, and give what reaches it as `hidden`.
+def _page(model: ov.Model, name: str, windows: Sequence[int]) -> None:
+    """Let the KV cache be memory of ours, in blocks, instead of the request's state (vLLM's paged attention).
+
+    `windows`: per layer, how many of the last tokens a token sees; 0 for all.
 
     Raises:
-        UnsupportedModelError: a model without state, or no product before its logits.
+        UnsupportedModelError: a model without state, or whose attention is not found.
     """
     if not model.get_variables():
         raise UnsupportedModelError(
             f"{name} was exported without its KV cache as state; export it with "
             "`optimum-cli export openvino --task text-generation-with-past`"
         )
+    for parameter in model.get_parameters():
+        parameter.set_friendly_name(parameter.output(0).any_name)  # by which the transformation knows them
+    try:
+        paged_attention_transformation(model)
+    except RuntimeError as error:
+        raise UnsupportedModelError(
+            f"OpenVINO cannot page the attention of {name} ({str(error).strip().splitlines()[-1]}); "
+            "export it with optimum-cli, or use engine='transformers'"
+        ) from error
+    for parameter in list(model.get_parameters()):
+        if not parameter.output(0).get_target_inputs():
+            model.remove_parameter(parameter)
+        elif parameter.get_friendly_name() in ("input_ids", "position_ids"):
+            parameter.set_partial_shape(ov.PartialShape([-1]))
+    for node in model.get_ops():
+        if node.get_type_name() == "PagedAttentionExtension":
+            layer = int(node.input_value(_KEY_CACHE).get_node().get_friendly_name().rpartition(".")[2])
+            node.input(_WINDOW).replace_source_output(op.constant(np.int32(windows[layer])).output(0))
+    model.validate_nodes_and_infer_types()
+
+
+def _cut(model: ov.Model, name: str) -> None:
+    """Let only the last `rows` positions, a new input, reach the output layer, and give what reaches it as `hidden`.
+
+    Raises:
+        UnsupportedModelError: no product before its logits.
+    """
     node = model.output("logits").get_node()
     while node.get_type_name() != "MatMul":
         if not node.get_input_size():
@@ -264,9 +286,28 @@ def _cut(model: ov.Model, name: str) -> None:
     rows = op.parameter([1], np.int64, "rows")
     rows.output(0).set_names({"rows"})
     start = op.multiply(rows, np.array([-1]))
-    last = op.slice(node.input_value(0), start, np.array([2**62]), np.array([1]), np.array([1]))
+    last = op.slice(node.input_value(0), start, np.array([2**62]), np.array([1]), np.array([0]))
     node.input(0).replace_source_output(last.output(0))
     last.output(0).set_names({"hidden"})
     model.add_parameters([rows])
     model.add_results([op.result(last)])
     model.validate_nodes_and_infer_types()
+
+
+def _block_size(ports: Sequence[Any]) -> int:
+    """Tokens in a block of the caches: [blocks, heads, tokens, head size]; with 8 bits keys have scales among them."""
+    values = next(port for port in ports if port.any_name.startswith("value_cache."))
+    size: int = list(values.partial_shape)[2].get_length()
+    return size
+
+
+def _rounds_activations(settings: Mapping[str, str]) -> bool:
+    """Whether a product with int8 weights rounds its other side too, on this machine: asked of a small one."""
+    generator = np.random.default_rng(0)
+    levels, given = generator.integers(-127, 128, (64, 64), np.int8), generator.random((1, 64), np.float32)
+    x = op.parameter([-1, 64], np.float32)
+    weight = op.multiply(op.convert(op.constant(levels), "f32"), op.constant(np.ones((64, 1), np.float32)))
+    product = op.matmul(x, weight, transpose_a=False, transpose_b=True)
+    compiled = ov.Core().compile_model(ov.Model([op.result(product)], [x]), "CPU", dict(settings))
+    exact = given @ levels.T.astype(np.float32)
+    return bool(np.abs(compiled(given)[0] - exact).max() > 1e-4 * np.abs(exact).max())
