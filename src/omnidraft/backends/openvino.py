@@ -25,6 +25,10 @@ from omnidraft.types import Rows, as_tokens
 PRECISIONS = ("auto", *graph.PRECISIONS)
 AS_EXPORTED = "as exported"
 _KEY_CACHE, _WINDOW = 3, 10  # inputs of OpenVINO's paged attention
+# Where activations are rounded, short passes are filled up to one of these sizes with tokens that are forgotten again.
+# That costs little there, while a pass of another size than the one before costs a fifth more; and attention adds up in
+# another order for a single token than for several, which the rounding makes a visible difference of.
+_SIZES = (2, 8, 12, 16)
 SETTINGS = {
     "PERFORMANCE_HINT": "LATENCY",  # one stream of requests, which uses all cores
     "ENABLE_CPU_PINNING": "NO",  # a pinned thread waits for whoever else runs on its core
@@ -101,8 +105,8 @@ class OpenVinoSession(Session):
         self._caches: list[ov.Tensor] = []  # of each port; lent to the request
         self._block = _block_size(self._ports)
         self._blocks = 0
-        self._least = model.least
-        self._rows = 0  # of the last pass
+        self._sizes = model.sizes
+        self._answered = slice(0)  # the last pass's rows, of those that the engine computed
 
     def truncate(self, length: int) -> None:
         """Forget all but the first `length` tokens."""
@@ -120,35 +124,36 @@ class OpenVinoSession(Session):
     def hidden(self) -> Rows:
         """What the output layer was given for the last pass's rows. [rows, hidden size] float32"""
         hidden = self._request.get_tensor("hidden").data
-        return np.array(hidden.reshape(-1, hidden.shape[-1])[: self._rows])
+        return np.array(hidden.reshape(-1, hidden.shape[-1])[self._answered])
 
     def _pass(self, tokens: Sequence[int], rows: int) -> Rows:
-        held = len(self.tokens)
-        filling = max(self._least - len(tokens), 0)  # tokens that are forgotten at once
-        end = held + len(tokens) + filling
-        blocks = -(-end // self._block)
-        self._reserve(blocks)
+        count, held = len(tokens), len(self.tokens)
+        size = next((size for size in self._sizes if size >= count), count)
+        computed = size if self._sizes else max(rows, 1)  # another number would be another shape
+        self._reserve(held + size)
         inputs = {
-            "input_ids": np.array([*tokens, *[tokens[-1]] * filling], np.int64),
-            "position_ids": np.arange(held, end, dtype=np.int64),
-            "rows": np.array([max(rows, 1) + filling], np.int64),
+            "input_ids": np.array([*tokens, *[tokens[-1]] * (size - count)], np.int64),
+            "position_ids": np.arange(held, held + size, dtype=np.int64),
+            "rows": np.array([computed], np.int64),
             "past_lens": np.array([held], np.int32),
-            "subsequence_begins": np.array([0, end - held], np.int32),
-            "block_indices": np.arange(blocks, dtype=np.int32),
-            "block_indices_begins": np.array([0, blocks], np.int32),
-            "max_context_len": np.array(end, np.int32),
+            "subsequence_begins": np.array([0, size], np.int32),
+            "block_indices": np.arange(self._blocks, dtype=np.int32),
+            "block_indices_begins": np.array([0, self._blocks], np.int32),
+            "max_context_len": np.array(held + size, np.int32),
         }
         outputs = self._request.infer(inputs, share_inputs=True, share_outputs=True)
         self.tokens.extend(tokens)
-        self._rows = rows
+        last = computed - (size - count)
+        self._answered = slice(last - rows, last)
         if not rows:
             return np.empty((0, 0), np.float32)
         logits = outputs["logits"]
         # A copy: the engine's own memory holds them until the next pass.
-        return np.array(logits.reshape(-1, logits.shape[-1])[:rows], np.float32)
+        return np.array(logits.reshape(-1, logits.shape[-1])[self._answered], np.float32)
 
-    def _reserve(self, blocks: int) -> None:
-        """Have memory for so many blocks, and what is held in it."""
+    def _reserve(self, tokens: int) -> None:
+        """Have blocks for so many tokens, and in them what is held."""
+        blocks = -(-tokens // self._block)
         if blocks <= self._blocks:
             return
         self._blocks = max(blocks, 2 * self._blocks)
@@ -185,10 +190,7 @@ class OpenVinoModel(CheckpointModel):
         # The engine lays the weights out anew, beside the file's pages.
         require_memory(2 * self.graph.with_suffix(".bin").stat().st_size, f"loading {name}")
         self.compiled = self._compile(rank=0)
-        # Tokens of a pass. Attention adds up in another order for a single token than for several; where activations
-        # are rounded, that least of differences flips some of them, and the row becomes another. There a pass over two
-        # tokens takes no longer.
-        self.least = 2 if _rounds_activations(self._settings) else 1
+        self.sizes = _SIZES if _rounds_activations(self._settings) else ()
         self._adaptable: dict[int, ov.CompiledModel] = {}  # by rank
 
     def session(self) -> OpenVinoSession:
