@@ -151,41 +151,6 @@ def test_the_budget_is_kept(drafter: HuggingFaceModel, monkeypatch: pytest.Monke
     assert learner.account.seconds > 0.15 * now[0]
 
 
-def test_answers_are_trained_on_again_while_no_new_ones_wait(
-    drafter: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batches: list[list[Trace]] = []
-    update = Trainer.update
-    monkeypatch.setattr(
-        Trainer,
-        "update",
-        lambda trainer, batch, drawn: batches.append(batch) or update(trainer, batch, drawn),
-    )
-    model = OmniDraft(TARGET, drafter)
-    learner = model.learn(budget=1.0, passes=3, **FAST)
-    learner.update()
-    assert not batches, "there was nothing to learn from"
-    monkeypatch.setattr(Learner, "_affordable", lambda learner: True)
-    for prompt in PROMPTS[:4]:
-        model.generate(prompt, max_tokens=20)
-    assert len(batches) == learner.account.updates == 6
-    kept = list(learner._replay)
-    for batch, new in zip(batches, [kept[:2], None, None, kept[2:], None, None], strict=True):
-        assert len(batch) == 2
-        assert new is None or batch == new
-    assert all(trace in kept[:2] for trace in batches[1])
-
-    monkeypatch.setattr(Learner, "_affordable", lambda learner: learner.account.updates == 6)
-    for _ in range(2):  # the budget has room for a single one
-        model.generate(PROMPTS[4], max_tokens=20)
-    assert len(batches) == 7
-    model.generate(PROMPTS[5], max_tokens=20)
-    monkeypatch.setattr(Learner, "_affordable", lambda learner: True)
-    model.generate(PROMPTS[5], max_tokens=20)
-    assert batches[7] == list(learner._replay)[-2:], "new answers come first"
-    assert len(batches) == 10
-
-
 def test_an_update_that_spoils_the_drafter_is_taken_back(
     drafter: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

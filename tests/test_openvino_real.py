@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -49,18 +50,26 @@ def test_feed_equals_a_fresh_prefill(name: str) -> None:
     random_walk(on_openvino(name).session, operations=1000, vocab=40_000, longest=40)
 
 
+def plain_answers(target: Model, prompts: list[str]) -> list[list[int]]:
+    model = OmniDraft(target, None)
+    return [model.generate(prompt, temperature=0.0, max_tokens=64).tokens for prompt in prompts]
+
+
+@pytest.fixture(scope="module")
+def exact_answers(data: Path) -> list[list[int]]:
+    """Plain decoding's with weights in float32."""
+    return plain_answers(on_openvino("qwen2.5-coder-0.5b", "float32"), fifty_prompts(data))
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8", "int4"])
-def test_fifty_prompts(precision: str, ov_drafter: Model, data: Path, record_property) -> None:  # type: ignore[no-untyped-def]
-    prompts = fifty_prompts(data)
+def test_fifty_prompts(
+    precision: str, exact_answers: list[list[int]], data: Path, record_property: Callable[[str, str], None]
+) -> None:
+    prompts, nano = fifty_prompts(data), on_openvino("omnidraft-nano")
     target = on_openvino("qwen2.5-coder-0.5b", precision)
-    counts = compare_with_plain(target, ov_drafter, prompts, SAMPLINGS["greedy"], METHODS, 64)
-    exact, own = OmniDraft(on_openvino("qwen2.5-coder-0.5b", "float32"), None), OmniDraft(target, None)
-    options = dict(temperature=0.0, max_tokens=64)
-    changed = sum(
-        exact.generate(prompt, **options).tokens != own.generate(prompt, **options).tokens
-        for prompt in prompts
-    )
+    counts = compare_with_plain(target, nano, prompts, SAMPLINGS["greedy"], METHODS, 64)
+    changed = sum(map(list.__ne__, exact_answers, plain_answers(target, prompts)))
     record_property("counts", json.dumps(counts | {"changed from float32": changed}))
     print(f"\n{precision}: {counts}, {changed} of {len(prompts)} differ from float32's")
     assert sum(counts.values()) == 50

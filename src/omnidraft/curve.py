@@ -18,20 +18,23 @@ def measure(
 ) -> dict[int, float]:  # m -> ms
     """The median time of a pass over m tokens behind `context` tokens, each m in turn in every repeat.
 
-    The context is the same for all; what else a pass costs with time (clock, other programs) falls on all alike.
+    The context is the same for all; what else a pass costs with time (clock, other programs) falls on all alike. Each
+    pass is made twice and timed once: engines prepare for a size that is another than the last, and decoding repeats
+    one.
     """
     session = model.session()
     ordinary = [token for token, piece in enumerate(model.vocab.pieces) if piece and piece.isalpha()]
     text = [ordinary[i * 7919 % len(ordinary)] for i in range(context + max(sizes))]
     times: dict[int, list[float]] = {m: [] for m in sizes}
     feed(session, text[:context], 1)
-    for r in range(repeat + 1):
+    for _ in range(repeat):
         for m in sizes:
-            session.truncate(context)
-            start = perf_counter()
-            session.extend(text[context : context + m], m)
-            if r:  # the first pass of a size may prepare what the others use
-                times[m].append(1000 * (perf_counter() - start))
+            for _ in range(2):
+                session.truncate(context)
+                start = perf_counter()
+                session.extend(text[context : context + m], m)
+                seconds = perf_counter() - start
+            times[m].append(1000 * seconds)
     return {m: median(own) for m, own in times.items()}
 
 

@@ -82,7 +82,6 @@ class Learner:
         self._trainer: Trainer | None = None
         self._fresh: list[Trace] = []  # seen, and not trained on yet
         self._replay = Replay(_REPLAY)
-        self._repeats = 0  # batches to draw from it and train on again
         self._drawn = random.Random(learning.training.seed)
         self._guard = Guard()
         self._adapter: dict[str, Any] = {}
@@ -204,10 +203,7 @@ class Learner:
                 return
 
     def _ready(self) -> bool:
-        return (self._full() or self._repeats > 0) and not self._guard.paused
-
-    def _full(self) -> bool:
-        return len(self._fresh) >= self.learning.training.batch
+        return len(self._fresh) >= self.learning.training.batch and not self._guard.paused
 
     def _yield(self) -> None:
         """In the background: wait while a request is under way."""
@@ -221,19 +217,13 @@ class Learner:
     def update(self) -> Update | None:
         """One step of the drafter's optimiser, the head's, or both, on what was seen last; None when nothing was.
 
-        Between one batch of new answers and the next it is on answers drawn from all that are kept, as often as
-        `Training.passes` says. An `interleaved` head always takes its step on such.
+        An `interleaved` head takes its step on answers drawn from all that are kept.
         """
         training = self.learning.training
         with self._turn:
-            if self._repeats and not self._full():
-                self._repeats -= 1
-                batch = self._draw()
-            else:
-                batch = self._fresh[: training.batch]
-                del self._fresh[: len(batch)]
-                self._repeats = training.passes - 1 if batch else 0
-            drawn = self._draw()
+            batch = self._fresh[: training.batch]
+            del self._fresh[: len(batch)]
+            drawn = self._drawn.sample(list(self._replay), min(training.batch, len(self._replay)))
         if not batch:
             return None
         start = perf_counter()
@@ -264,9 +254,6 @@ class Learner:
         self.account.seconds += perf_counter() - start
         return update
 
-    def _draw(self) -> list[Trace]:
-        return self._drawn.sample(list(self._replay), min(self.learning.training.batch, len(self._replay)))
-
     def stop(self) -> Stop | None:
         """What ends a draft early: the head, once there is one."""
         return Stop(self.head.chance, self.learning.gamma) if self.head else None
@@ -280,8 +267,6 @@ class Learner:
                 for trace in traces[start : start + batch]:
                     self._replay.add(trace)
             self.update()
-            while self._repeats:
-                self.update()
 
     def _training(self) -> Trainer:
         if self._trainer is None:

@@ -33,9 +33,8 @@ class Training:
     loss: a name of `omnidraft.learn.losses.LOSSES`. rank: of the LoRA adapter on all linear layers; 0 trains all
     weights, which a `Trainer` can and `OmniDraft.learn` refuses. head: the acceptance head is trained `joint`ly on each
     batch, `interleaved` with updates of the drafter on answers from the replay buffer (the paper's algorithms 3 and 4),
-    `only` it, or not: `off`. passes: how often an answer is trained on, all in all; a `Learner` draws those behind the
-    first from the replay buffer, when no new answers wait and its budget has room. length: tokens of context a Trace is
-    trained with at most; the prompt's beginning goes first.
+    `only` it, or not: `off`. length: tokens of context a Trace is trained with at most; the prompt's beginning goes
+    first.
 
     Raises:
         OptionError: a value outside its range.
@@ -48,7 +47,6 @@ class Training:
     weight_decay: float = 0.01
     clip: float = 1.0  # of the gradient's norm
     batch: int = 4  # Traces an update
-    passes: int = 1
     length: int = 512  # tokens
     seed: int = 0
 
@@ -56,7 +54,7 @@ class Training:
         loss_named(self.loss)
         if self.head not in HEADS:
             raise OptionError(f"unknown head {self.head!r}; use one of {', '.join(HEADS)}")
-        for name, least in (("rank", 0), ("batch", 1), ("passes", 1), ("length", 1), ("seed", 0)):
+        for name, least in (("rank", 0), ("batch", 1), ("length", 1), ("seed", 0)):
             value = getattr(self, name)
             if not (is_count(value) and value >= least):
                 raise OptionError(f"{name} is {value!r}; it must be an integer, {least} or more")
