@@ -22,6 +22,10 @@ _SURPRISE = (
 _ALIKE = 3  # proposals that must have reached a position to weigh as much as the position before
 _CLOSER = 1.03  # another length must promise this much more to be taken
 _JUDGED = 2  # steps, of as many draft tokens, before a drafter is judged
+_CHEAP, _PATIENT = (
+    0.3,
+    8,
+)  # where such a step costs less than so many plain passes more than one: so many steps
 _SHARE, _DRAFTER_SHARE = 0.005, 0.015  # of the time, that trying a way may cost
 _SAVED = 4  # plain passes whose time is saved up for it at most
 _REST = 8  # steps from a try that was rejected to the next
@@ -71,7 +75,7 @@ class Adaptive:
     def __init__(self, drafted: int, lookup: int) -> None:
         """How many tokens each source drafts at most; 0 where there is none."""
         self._plain = _Way(0)
-        self._drafter = _Way(drafted, tries=_JUDGED, share=_DRAFTER_SHARE) if drafted else None
+        self._drafter = _Way(drafted, tries=_PATIENT, share=_DRAFTER_SHARE) if drafted else None
         self._lookup = lookup
         self._lookups: dict[int, _Way] = {}  # by the bits of the match's length
         self._passes: defaultdict[int, _Middle] = defaultdict(_Middle)  # by tokens of a pass
@@ -97,7 +101,7 @@ class Adaptive:
         return "drafted" if self._way in (self._plain, self._drafter) else "lookup", self._asked
 
     def _choose(self) -> tuple[_Way, int]:
-        if self._drafter and self._drafter.tries:
+        if self._drafter and self._untried(self._drafter):
             return self._drafter, min(_JUDGED, self._drafter.longest)
         best, rate = self._plain, 0.0
         for way in self._ways:
@@ -118,6 +122,13 @@ class Adaptive:
                 self._more, self._tried_at = -self._more, rate
                 return way, k
         return best, best.k
+
+    def _untried(self, drafter: _Way) -> bool:
+        """Whether it is still to be judged: the first words of an answer are hard to draft, and may mislead."""
+        if drafter.tries <= _PATIENT - _JUDGED:
+            plain = self._passes[1].value
+            return drafter.tries > 0 and self._price(drafter, _JUDGED, 1 / plain) < _CHEAP * plain
+        return True
 
     def _price(self, way: _Way, k: int, rate: float) -> float:
         """Seconds that a step costs more than its only token would at this rate, if nothing is accepted."""
@@ -250,13 +261,20 @@ class _Way:
 
 
 class _Middle:
-    """The median of the latest times: what some other process did to one of them does not count."""
+    """The median of the latest times: what some other process did to one of them does not count.
+
+    Nor does the first, once there is another: engines prepare what they do for the first time.
+    """
 
     def __init__(self) -> None:
         self._latest: deque[float] = deque(maxlen=_LATEST)
+        self._prepared = False
         self.value = 0.0
 
     def add(self, seconds: float) -> None:
         """One more."""
+        if len(self._latest) == 1 and not self._prepared:
+            self._latest.clear()
+            self._prepared = True
         self._latest.append(seconds)
         self.value = sorted(self._latest)[len(self._latest) // 2]

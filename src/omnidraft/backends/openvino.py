@@ -26,9 +26,10 @@ PRECISIONS = ("auto", *graph.PRECISIONS)
 AS_EXPORTED = "as exported"
 _KEY_CACHE, _WINDOW = 3, 10  # inputs of OpenVINO's paged attention
 # Where activations are rounded, short passes are filled up to one of these sizes with tokens that are forgotten again.
-# That costs little there, while a pass of another size than the one before costs a fifth more; and attention adds up in
-# another order for a single token than for several, which the rounding makes a visible difference of.
-_SIZES = (2, 8, 12, 16)
+# That costs a tenth from one to the next, and a pass of another size than the one before a fifth more. And attention
+# adds up in another order for a single token than for several, which the rounding makes a visible difference of.
+_SIZES = (2, 4, 8, 12, 16)
+_PATIENCE = 4  # passes that the next smaller size would have done for, until it is taken
 SETTINGS = {
     "PERFORMANCE_HINT": "LATENCY",  # one stream of requests, which uses all cores
     "ENABLE_CPU_PINNING": "NO",  # a pinned thread waits for whoever else runs on its core
@@ -106,6 +107,8 @@ class OpenVinoSession(Session):
         self._block = _block_size(self._ports)
         self._blocks = 0
         self._sizes = model.sizes
+        self._size = 0  # of the last pass
+        self._roomy = 0  # passes in a row that were larger than they had to be
         self._answered = slice(0)  # the last pass's rows, of those that the engine computed
 
     def truncate(self, length: int) -> None:
@@ -128,7 +131,7 @@ class OpenVinoSession(Session):
 
     def _pass(self, tokens: Sequence[int], rows: int) -> Rows:
         count, held = len(tokens), len(self.tokens)
-        size = next((size for size in self._sizes if size >= count), count)
+        size = self._size_for(count)
         computed = size if self._sizes else max(rows, 1)  # another number would be another shape
         self._reserve(held + size)
         inputs = {
@@ -150,6 +153,16 @@ class OpenVinoSession(Session):
         logits = outputs["logits"]
         # A copy: the engine's own memory holds them until the next pass.
         return np.array(logits.reshape(-1, logits.shape[-1])[self._answered], np.float32)
+
+    def _size_for(self, count: int) -> int:
+        """The tokens of a pass over `count`, filling included: the last pass's where that is about as good."""
+        fitting = [size for size in self._sizes if size >= count]
+        if self._size in fitting[1:2] and self._roomy < _PATIENCE:
+            self._roomy += 1
+        else:
+            self._roomy = 0
+            self._size = fitting[0] if fitting else count
+        return self._size
 
     def _reserve(self, tokens: int) -> None:
         """Have blocks for so many tokens, and in them what is held."""
