@@ -52,7 +52,7 @@ def test_feed_equals_a_fresh_prefill(name: str) -> None:
 
 def plain_answers(target: Model, prompts: list[str]) -> list[list[int]]:
     model = OmniDraft(target, None)
-    return [model.generate(prompt, temperature=0.0, max_tokens=64).tokens for prompt in prompts]
+    return [list(model.generate(prompt, temperature=0.0, max_tokens=64).tokens) for prompt in prompts]
 
 
 @pytest.fixture(scope="module")
